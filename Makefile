@@ -1,0 +1,73 @@
+# DLion: `make help` lists what there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := api operator worker cli tests tools benchmarks
+READY := $(VENV)/.ready
+
+.PHONY: help setup quickstart check test unit local measure fuzz generate format lock clean
+
+help: ## List every target
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with everything the lock names (hashes are checked)
+
+$(READY): requirements.lock requirements-uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DLion needs Python 3.11 or newer: set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes -r requirements-uv.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+quickstart: setup ## Train the main example on this machine, with DLion's exchange and without any
+	@out=runs/quickstart-$$(date +%Y%m%d-%H%M%S) && set -e && \
+	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/dlion && \
+	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
+	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
+	$(BIN)/dlion report $$out/dlion $$out/none --out $$out/report.html
+
+check: setup ## What a person runs before a commit: format, lint, types, architecture, generated files
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/codespell $(SOURCES) crds docs examples environments *.md
+	$(BIN)/python tools/generate_wire.py --check
+	$(BIN)/python tools/generate_crd.py --check
+	$(BIN)/python tools/generate_manifest_reference.py --check
+	$(BIN)/python tools/check_architecture.py
+
+unit: setup ## Fast tests: unit, property, contract
+	$(BIN)/pytest tests/unit tests/property tests/contract tests/fuzz
+
+local: setup ## Tests with real processes on this machine (as root also namespaces and quotas)
+	$(BIN)/pytest tests/local
+
+test: check ## Everything that must pass before a change lands
+	$(BIN)/pytest tests
+
+measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)
+	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
+
+fuzz: setup ## A million hostile frames and documents
+	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200
+
+generate: setup ## Remake generated files: wire format, CRD, reference pages
+	$(BIN)/python tools/generate_wire.py
+	$(BIN)/python tools/generate_crd.py
+	$(BIN)/python tools/generate_manifest_reference.py
+
+format: setup ## Put the sources into form
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	$(BIN)/ruff format --quiet $(SOURCES)
+
+lock: setup ## Resolve the dependencies anew (no addresses in the lock)
+	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 \
+	  --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements.lock
+
+clean: ## Remove what the targets above made, but for results in runs/
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

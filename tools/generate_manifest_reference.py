@@ -1,0 +1,72 @@
+"""Writes docs/manifest.md from the manifest's model; `--check` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dlion_api.document import Explanation, explain
+from dlion_api.names import API_VERSION, KIND
+from dlion_api.spec import Job
+
+TARGET = Path(__file__).parent.parent / "docs" / "manifest.md"
+HEAD = f"""<!-- Made by tools/generate_manifest_reference.py from dlion_api.spec; do not edit. -->
+# The manifest: `{KIND}` ({API_VERSION})
+
+Every field, with its type, what it may be, and what it is when left out. The same text comes from
+`dlion explain [FIELD]` and, on a cluster, `kubectl explain dlionjob.spec`. `dlion validate FILE`
+says everything that is wrong with a file at once. The same manifest is applied at every site;
+fields marked *may differ* are left out of the hash by which the sites compare their manifests.
+
+"""
+
+
+def sections(explanation: Explanation) -> list[str]:
+    """One section for each object, in the manifest's order."""
+    found = [section(explanation)] if explanation.children else []
+    return found + [text for child in explanation.children for text in sections(child)]
+
+
+def section(explanation: Explanation) -> str:
+    """A table of one object's fields, with its rules."""
+    title = f"## `{explanation.path}`" if explanation.path else "## The document"
+    rows = "\n".join(row(child) for child in explanation.children)
+    rules = "".join(f"- Rule: {rule}.\n" for rule in explanation.rules)
+    head = "| field | type | allowed | default | what it is |\n|---|---|---|---|---|"
+    return f"{title}\n\n{explanation.doc}\n\n{head}\n{rows}\n" + (f"\n{rules}" if rules else "")
+
+
+def row(field: Explanation) -> str:
+    """One line of a table."""
+    differ = "" if field.hashed else " *May differ.*"
+    cells = [f"`{field.name}`", field.type, field.allowed, default(field), field.doc + differ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def default(field: Explanation) -> str:
+    """The default; an object's is shown where its fields are."""
+    if field.required:
+        return "**required**"
+    if field.default is None or isinstance(field.default, dict):
+        return ""
+    return f"`{json.dumps(field.default)}`"
+
+
+def main() -> int:
+    """Writes or compares; 1 when the file is not what the model says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    text = HEAD + "\n".join(sections(explain(Job)))
+    if not parser.parse_args().check:
+        TARGET.write_text(text, encoding="utf-8")
+        return 0
+    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{TARGET.name} is out of date: run tools/{Path(__file__).name}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
