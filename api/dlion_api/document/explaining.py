@@ -1,0 +1,146 @@
+"""What a field of a document is, for people. Called by `dlion explain` and the handbook's tool."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dlion_api.document.rendering import render
+from dlion_api.document.scalars import bounds
+from dlion_api.document.schemas import description
+from dlion_api.document.shapes import (
+    FieldShape,
+    FreeShape,
+    ListShape,
+    MapShape,
+    ObjectShape,
+    QuantityShape,
+    ScalarShape,
+    Shape,
+    shape_of,
+)
+from dlion_api.errors import Problem, SpecError
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One field: `default` is None where there is none, `children` are an object's fields."""
+
+    path: str
+    name: str
+    type: str
+    doc: str
+    allowed: str
+    required: bool
+    hashed: bool
+    default: Any
+    rules: tuple[str, ...]
+    children: tuple[Explanation, ...]
+
+
+def explain(cls: type[Any], path: str = "") -> Explanation:
+    """The field at a dotted path (indices may be left out) with everything below it.
+
+    Raises `SpecError` naming the nearest field for a path that is not there.
+    """
+    explanation = _explain_object(cls)
+    walked: list[str] = []
+    for name in [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]:
+        found = next((child for child in explanation.children if child.name == name), None)
+        if found is None:
+            raise SpecError([_no_such_field(walked, name, explanation)])
+        explanation = found
+        walked.append(name)
+    return explanation
+
+
+def _no_such_field(walked: list[str], name: str, parent: Explanation) -> Problem:
+    names = [child.name for child in parent.children]
+    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
+    return Problem(
+        path=".".join([*walked, name]),
+        message="there is no such field",
+        allowed=", ".join(names) or "nothing: it has no fields",
+        advice=f"Did you mean {near[0]}?" if near else "",
+    )
+
+
+def _explain_object(cls: type[Any]) -> Explanation:
+    shape = shape_of(cls)
+    children = tuple(_explain(field, field.name) for field in shape.fields)
+    doc = (cls.__doc__ or "").strip().split("\n\n")[0]
+    return Explanation("", "", "object", doc, "", True, True, None, _rules(shape), children)
+
+
+def _explain(field: FieldShape, path: str) -> Explanation:
+    inner = field.shape
+    while isinstance(inner, ListShape | MapShape):
+        inner = inner.item if isinstance(inner, ListShape) else inner.value
+    children: tuple[Explanation, ...] = ()
+    if isinstance(inner, ObjectShape):
+        children = tuple(_explain(child, f"{path}.{child.name}") for child in inner.fields)
+    absent = field.required or field.default is None
+    return Explanation(
+        path=path,
+        name=field.name,
+        type=type_words(field.shape),
+        doc=description(field),
+        allowed=allowed_words(field.shape),
+        required=field.required,
+        hashed=field.hashed,
+        default=None if absent else render(field.shape, field.default),
+        rules=_rules(inner),
+        children=children,
+    )
+
+
+def _rules(shape: Shape) -> tuple[str, ...]:
+    if not isinstance(shape, ObjectShape):
+        return ()
+    rules = [rule.message for rule in shape.rules]
+    return (*rules, *(rule.message for rule in shape.transitions))
+
+
+def type_words(shape: Shape) -> str:
+    """The type, for people: `string`, `list of object`, `map of quantity`."""
+    match shape:
+        case ScalarShape(kind=kind):
+            return kind
+        case QuantityShape():
+            return "quantity"
+        case FreeShape() | ObjectShape():
+            return "object"
+        case ListShape(item=item):
+            return f"list of {type_words(item)}"
+        case MapShape(value=value):
+            return f"map of {type_words(value)}"
+
+
+def allowed_words(shape: Shape) -> str:
+    """The values allowed, for people; empty where any will do."""
+    match shape:
+        case ScalarShape(choices=choices) if choices:
+            return " | ".join(choices)
+        case ScalarShape(kind="string", limits=limits):
+            said = [limits.pattern_words or limits.pattern or ""]
+            if limits.max_length is not None:
+                said.append(f"up to {limits.max_length} characters")
+            return ", ".join(word for word in said if word)
+        case ScalarShape(limits=limits):
+            return bounds(limits)
+        case ListShape(item=item):
+            return "; ".join(word for word in (_counts(shape), allowed_words(item)) if word)
+        case MapShape(value=value, max_items=most):
+            said = [f"up to {most} entries" if most is not None else "", allowed_words(value)]
+            return "; ".join(word for word in said if word)
+        case _:
+            return ""
+
+
+def _counts(shape: ListShape) -> str:
+    told_apart = f", told apart by {shape.key}" if shape.key else ", no two alike"
+    told_apart = told_apart if shape.key or shape.unique else ""
+    least = f"{shape.min_items} to " if shape.min_items else "up to "
+    return f"{least}{shape.max_items} items{told_apart}" if shape.max_items is not None else ""

@@ -1,0 +1,223 @@
+"""Strict parsing: a mapping becomes a document object, or one error with everything wrong in it.
+
+Called by `dlion_api.spec` for manifests and by the environments for theirs. It reads no files:
+`lines` says on which line each path stands (`dlion_cli.manifests` makes it).
+
+As in the API server a null counts as absent, an integral float is an integer, and strings are
+measured in code points. Other than there an unknown field is refused, not dropped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dlion_api.document.scalars import BELOW, FaultError, as_free, as_quantity, as_scalar, shown
+from dlion_api.document.shapes import (
+    FieldShape,
+    FreeShape,
+    ListShape,
+    MapShape,
+    ObjectShape,
+    QuantityShape,
+    ScalarShape,
+    Shape,
+    shape_of,
+)
+from dlion_api.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    from dlion_api.document.rules import Rule
+
+T = TypeVar("T")
+
+MOST_PROBLEMS = 100
+"""Later ones are counted only: a hostile document shall not fill a terminal."""
+
+
+def parse(
+    cls: type[T],
+    document: object,
+    *,
+    source: str = "",
+    lines: Mapping[str, int] | None = None,
+    root: str = "",
+) -> T:
+    """The object that the document describes, with defaults filled in.
+
+    `root` is the path of the document itself within a larger one. Raises `SpecError` with every
+    problem, each with its path, value, what is allowed and the line where `lines` knows it.
+    """
+    reader = _Reader(lines or {})
+    value = reader.read(shape_of(cls), document, root)
+    if reader.problems:
+        raise SpecError(reader.reported(), source=source)
+    return cast("T", value)
+
+
+_WRONG = object()
+"""Stands for a value that could not be read; its problem is noted."""
+
+
+@dataclass
+class _Reader:
+    lines: Mapping[str, int]
+    problems: list[Problem] = field(default_factory=list)
+
+    def reported(self) -> list[Problem]:
+        """The problems in the order of the text, as far as lines are known."""
+        problems = sorted(self.problems, key=lambda p: p.line or 0)
+        left = len(problems) - MOST_PROBLEMS
+        if left > 0:
+            problems[MOST_PROBLEMS:] = [Problem("", f"and {left} more problems")]
+        return problems
+
+    def note(self, path: str, fault: FaultError) -> object:
+        self.problems.append(
+            Problem(
+                path=path or "(document)",
+                message=fault.message,
+                value=fault.value,
+                allowed=fault.allowed,
+                advice=fault.advice,
+                line=self.line(path),
+            )
+        )
+        return _WRONG
+
+    def line(self, path: str) -> int | None:
+        """The line of the path or, for what is missing, of the nearest thing around it."""
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.lines.get(path)
+
+    def read(self, shape: Shape, value: object, path: str) -> Any:
+        """The value as the shape has it, or a stand-in for what could not be read."""
+        try:
+            match shape:
+                case ScalarShape():
+                    return as_scalar(shape, value)
+                case QuantityShape():
+                    return as_quantity(value)
+                case FreeShape():
+                    return as_free(value)
+                case ListShape():
+                    return self._list(shape, value, path)
+                case MapShape():
+                    return self._map(shape, value, path)
+                case ObjectShape():
+                    return self._object(shape, value, path)
+        except FaultError as fault:
+            return self.note(path, fault)
+
+    def _list(self, shape: ListShape, value: object, path: str) -> Any:
+        if not isinstance(value, list | tuple):
+            raise FaultError(
+                "must be a list", shown(value), advice="Write its items below as `- …`."
+            )
+        if len(value) < shape.min_items:
+            raise FaultError("has too few items", str(len(value)), f"at least {shape.min_items}")
+        if shape.max_items is not None and len(value) > shape.max_items:
+            raise FaultError("has too many items", str(len(value)), f"at most {shape.max_items}")
+        items = [self.read(shape.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
+        self._refuse_doubles(shape, items, path)
+        return tuple(items)
+
+    def _refuse_doubles(self, shape: ListShape, items: list[Any], path: str) -> None:
+        if not (shape.key or shape.unique):
+            return
+        seen: dict[object, int] = {}
+        for i, item in enumerate(items):
+            key = getattr(item, shape.key, _WRONG) if shape.key else item
+            if key is _WRONG or isinstance(key, SimpleNamespace):
+                continue
+            if key in seen:
+                where = f"{path}[{i}].{shape.key}" if shape.key else f"{path}[{i}]"
+                self.note(
+                    where,
+                    FaultError(f"is there already, in {path}[{seen[key]}]", shown(key), "once"),
+                )
+            seen.setdefault(key, i)
+
+    def _map(self, shape: MapShape, value: object, path: str) -> Any:
+        given = _mapping(value)
+        if shape.max_items is not None and len(given) > shape.max_items:
+            raise FaultError("has too many entries", str(len(given)), f"at most {shape.max_items}")
+        return {
+            key: self.read(shape.value, given[key], f"{path}.{key}")
+            for key in given
+            if given[key] is not None
+        }
+
+    def _object(self, shape: ObjectShape, value: object, path: str) -> Any:
+        given = _mapping(value)
+        before = len(self.problems)
+        for name in given:
+            if shape.field(name) is None and name not in shape.ignored:
+                self.note(_join(path, name), _unknown(shape, name))
+        read = {f.attribute: self._field(f, given.get(f.name), path) for f in shape.fields}
+        if len(self.problems) == before:
+            made = shape.cls(**read)
+        else:
+            made = SimpleNamespace(**{k: v for k, v in read.items() if v is not _WRONG})
+        for rule in shape.rules:
+            self._check(rule, made, path, self.problems[before:])
+        return made
+
+    def _field(self, declared: FieldShape, value: object, path: str) -> Any:
+        if value is not None:
+            return self.read(declared.shape, value, _join(path, declared.name))
+        if not declared.required:
+            return declared.default
+        fault = FaultError("is missing", allowed=_wanted(declared), advice=f"It is {declared.doc}")
+        return self.note(_join(path, declared.name), fault)
+
+    def _check(self, rule: Rule, made: Any, path: str, problems: list[Problem]) -> None:
+        wrong = [re.sub(r"\[\d+\]", "", p.path.removeprefix(path).lstrip(".")) for p in problems]
+        if any(_touches(read, bad) for read in rule.reads for bad in wrong):
+            return
+        if not rule.holds(made):
+            self.note(_join(path, rule.reads[0]), FaultError(rule.message, advice=rule.advice))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _touches(read: str, bad: str) -> bool:
+    return read == bad or read.startswith(f"{bad}.") or bad.startswith(f"{read}.")
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise FaultError("must be a mapping", shown(value), advice=BELOW)
+    for key in value:
+        if not isinstance(key, str):
+            raise FaultError("has a key that is no string", shown(key), advice="Put it in quotes.")
+    return value
+
+
+def _unknown(shape: ObjectShape, name: str) -> FaultError:
+    names = [f.name for f in shape.fields]
+    folded = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower()[:64], list(folded), n=1)
+    advice = f"Did you mean {folded[near[0]]}?" if near else ""
+    return FaultError(
+        f"there is no field {shown(name)} here", allowed=", ".join(names), advice=advice
+    )
+
+
+def _wanted(declared: FieldShape) -> str:
+    match declared.shape:
+        case ScalarShape(choices=choices) if choices:
+            return ", ".join(choices)
+        case ScalarShape(kind=kind):
+            return f"a {kind}" if kind != "integer" else "an integer"
+        case ListShape():
+            return "a list"
+        case _:
+            return "a mapping"

@@ -1,0 +1,179 @@
+"""Single values: what will do, and what is said of one that will not. Called by `parsing` only."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from dlion_api.document.declaring import Limits
+    from dlion_api.document.shapes import ScalarShape
+
+_DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
+QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"
+"""Kubernetes' own pattern for quantities (apimachinery, resource.Quantity)."""
+
+DEEPEST_FREE: Final = 32
+BELOW: Final = "Write its fields below it as `name: …`."
+LONGEST_SHOWN: Final = 60
+LONGEST_QUANTITY: Final = 32
+
+
+class FaultError(Exception):
+    """What is wrong with one value; the parser adds where."""
+
+    def __init__(self, message: str, value: str = "", allowed: str = "", advice: str = "") -> None:
+        super().__init__(message)
+        self.message, self.value, self.allowed, self.advice = message, value, allowed, advice
+
+
+def shown(value: object) -> str:
+    """A value as its author would read it, short enough for a line.
+
+    >>> shown(True), shown("a"), shown([1, 2])
+    ('true', '"a"', 'a list of 2')
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f'"{value}"' if len(value) <= LONGEST_SHOWN else f'"{value[:LONGEST_SHOWN]}…"'
+        case int() if abs(value) >= 10**LONGEST_SHOWN:
+            return f"an integer of {value.bit_length()} bits"
+        case int() | float():
+            return str(value)
+        case Mapping():
+            return f"a mapping of {len(value)}"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def as_scalar(shape: ScalarShape, value: object) -> Any:
+    """The value if it is of the shape's kind and within its limits. Raises `FaultError`."""
+    if shape.kind == "string":
+        return _string(shape, value)
+    if shape.kind == "boolean":
+        if not isinstance(value, bool):
+            raise FaultError("must be true or false", shown(value), "true, false")
+        return value
+    return _number(shape, value)
+
+
+def _string(shape: ScalarShape, value: object) -> str:
+    if not isinstance(value, str):
+        quoted = isinstance(value, int | float)
+        raise FaultError(
+            "must be a string",
+            shown(value),
+            ", ".join(shape.choices),
+            f'Put it in quotes: "{shown(value)}".' if quoted else "",
+        )
+    if shape.choices and value not in shape.choices:
+        raise FaultError(
+            "is not one of the values there are", shown(value), ", ".join(shape.choices)
+        )
+    limits = shape.limits
+    if limits.max_length is not None and len(value) > limits.max_length:
+        raise FaultError(f"is too long: {len(value)}", shown(value), f"up to {limits.max_length}")
+    if len(value) < limits.min_length:
+        raise FaultError("is too short", shown(value), f"at least {limits.min_length} characters")
+    if limits.pattern is not None and not re.fullmatch(limits.pattern, value):
+        raise FaultError(
+            "is not of the right form", shown(value), limits.pattern_words or limits.pattern
+        )
+    return value
+
+
+def _number(shape: ScalarShape, value: object) -> int | float:
+    kind = "an integer" if shape.kind == "integer" else "a number"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        advice = "Take it out of its quotes." if isinstance(value, str) and _numeric(value) else ""
+        raise FaultError(f"must be {kind}", shown(value), bounds(shape.limits), advice)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FaultError("must be finite", shown(value), bounds(shape.limits))
+    if not _within(shape.limits, value):
+        raise FaultError("is out of bounds", shown(value), bounds(shape.limits))
+    if shape.kind == "number":
+        return float(value)
+    if value != int(value):
+        raise FaultError("must be an integer", shown(value), bounds(shape.limits))
+    return int(value)
+
+
+def _numeric(text: str) -> bool:
+    return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text[:LONGEST_SHOWN]) is not None
+
+
+def _within(limits: Limits, value: float) -> bool:
+    return (
+        (limits.minimum is None or value >= limits.minimum)
+        and (limits.maximum is None or value <= limits.maximum)
+        and (limits.above is None or value > limits.above)
+        and (limits.below is None or value < limits.below)
+    )
+
+
+def bounds(limits: Limits) -> str:
+    """The numbers allowed, for people.
+
+    >>> from dlion_api.document import Limits
+    >>> bounds(Limits(above=0, maximum=1))
+    'above 0, at most 1'
+    """
+    said = (
+        ("at least", limits.minimum),
+        ("above", limits.above),
+        ("at most", limits.maximum),
+        ("below", limits.below),
+    )
+    if limits.minimum is not None and limits.maximum is not None:
+        return f"{limits.minimum:.15g} to {limits.maximum:.15g}"
+    return ", ".join(f"{word} {bound:.15g}" for word, bound in said if bound is not None)
+
+
+def as_quantity(value: object) -> str:
+    """A Kubernetes quantity as a string. Raises `FaultError`."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return str(value)
+    if not isinstance(value, str):
+        advice = f'Put it in quotes: "{value}".' if isinstance(value, float) else ""
+        raise FaultError("must be a quantity", shown(value), "such as 2, 500m or 1Gi", advice)
+    if len(value) > LONGEST_QUANTITY or not re.fullmatch(QUANTITY, value):
+        raise FaultError("must be a quantity", shown(value), "such as 2, 500m or 1Gi")
+    return value
+
+
+def as_free(value: object) -> dict[str, Any]:
+    """A mapping of plain JSON values, copied. Raises `FaultError`."""
+    if not isinstance(value, Mapping):
+        raise FaultError("must be a mapping", shown(value), advice=BELOW)
+    copied: dict[str, Any] = _plain(value, DEEPEST_FREE)
+    return copied
+
+
+def _plain(value: object, depth: int) -> Any:
+    if depth == 0:
+        raise FaultError("is nested too deep", allowed=f"up to {DEEPEST_FREE} levels")
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list() | tuple():
+            return [_plain(item, depth - 1) for item in value]
+        case Mapping() if all(isinstance(key, str) for key in value):
+            return {key: _plain(item, depth - 1) for key, item in value.items()}
+        case _:
+            raise FaultError(
+                "holds what JSON cannot", shown(value), "strings, numbers, lists, mappings"
+            )

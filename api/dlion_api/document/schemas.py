@@ -1,0 +1,133 @@
+"""The structural OpenAPI v3 schema of a document class, as a CustomResourceDefinition takes it.
+
+Called by the tool that writes `crds/`. Rules become `x-kubernetes-validations`; defaults are
+written out in full at every level, so that `kubectl explain` shows what an absent object means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.document.rendering import render
+from dlion_api.document.scalars import LONGEST_QUANTITY, QUANTITY
+from dlion_api.document.shapes import (
+    FieldShape,
+    FreeShape,
+    ListShape,
+    MapShape,
+    ObjectShape,
+    QuantityShape,
+    ScalarShape,
+    Shape,
+    shape_of,
+)
+
+if TYPE_CHECKING:
+    from dlion_api.document.declaring import Limits
+
+Schema = dict[str, Any]
+
+
+def schema(cls: type[Any]) -> Schema:
+    """The schema of a document class."""
+    return _shape(shape_of(cls))
+
+
+def _shape(shape: Shape) -> Schema:
+    match shape:
+        case ScalarShape():
+            return _scalar(shape)
+        case QuantityShape():
+            return {
+                "anyOf": [{"type": "integer"}, {"type": "string"}],
+                "maxLength": LONGEST_QUANTITY,
+                "pattern": f"^(?:{QUANTITY})$",
+                "x-kubernetes-int-or-string": True,
+            }
+        case FreeShape():
+            return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        case ListShape():
+            return _list(shape)
+        case MapShape(value=value, max_items=most):
+            bounded = {} if most is None else {"maxProperties": most}
+            return {"type": "object", "additionalProperties": _shape(value)} | bounded
+        case ObjectShape():
+            return _object(shape)
+
+
+def _scalar(shape: ScalarShape) -> Schema:
+    result: Schema = {"type": shape.kind}
+    if shape.choices:
+        return result | {"enum": list(shape.choices)}
+    if shape.kind == "string":
+        return result | _text_limits(shape.limits)
+    if shape.kind == "integer":
+        result["format"] = "int64"
+    return result | _number_limits(shape.limits)
+
+
+def _text_limits(limits: Limits) -> Schema:
+    result: Schema = {}
+    if limits.min_length:
+        result["minLength"] = limits.min_length
+    if limits.max_length is not None:
+        result["maxLength"] = limits.max_length
+    if limits.pattern is not None:
+        result["pattern"] = f"^(?:{limits.pattern})$"
+    return result
+
+
+def _number_limits(limits: Limits) -> Schema:
+    result: Schema = {}
+    for name, inclusive, exclusive in (
+        ("minimum", limits.minimum, limits.above),
+        ("maximum", limits.maximum, limits.below),
+    ):
+        if inclusive is not None:
+            result[name] = inclusive
+        elif exclusive is not None:
+            result |= {name: exclusive, f"exclusive{name.capitalize()}": True}
+    return result
+
+
+def _list(shape: ListShape) -> Schema:
+    result: Schema = {"type": "array", "items": _shape(shape.item)}
+    if shape.min_items:
+        result["minItems"] = shape.min_items
+    if shape.max_items is not None:
+        result["maxItems"] = shape.max_items
+    if shape.key:
+        result |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [shape.key]}
+    else:
+        result["x-kubernetes-list-type"] = "set" if shape.unique else "atomic"
+    return result
+
+
+def _object(shape: ObjectShape) -> Schema:
+    result: Schema = {"type": "object", "properties": {f.name: _field(f) for f in shape.fields}}
+    required = [f.name for f in shape.fields if f.required]
+    if required:
+        result["required"] = required
+    rules = [_rule(rule.cel, rule.message, rule.reads[0]) for rule in shape.rules]
+    rules += [_rule(rule.cel, rule.message, rule.path) for rule in shape.transitions]
+    if rules:
+        result["x-kubernetes-validations"] = rules
+    return result
+
+
+def _rule(cel: str, message: str, path: str) -> Schema:
+    where = {"fieldPath": f".{path}"} if path else {}
+    return {"rule": cel, "message": message} | where
+
+
+def _field(field: FieldShape) -> Schema:
+    result = {"description": description(field)} | _shape(field.shape)
+    if field.default is not None and not field.required:
+        result["default"] = render(field.shape, field.default)
+    return result
+
+
+def description(field: FieldShape) -> str:
+    """A field's documentation with its unit."""
+    text = field.doc[:1].upper() + field.doc[1:]
+    return f"{text} In {field.unit}." if field.unit else text

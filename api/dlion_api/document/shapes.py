@@ -1,0 +1,180 @@
+"""What a document class looks like, read once from its annotations and declarations.
+
+Everything else here (parsing, rendering, schema, explanation) walks these shapes and never looks
+at a dataclass's annotations itself.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import re
+import types
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from dlion_api.document.declaring import METADATA_KEY, NO_LIMITS, REQUIRED, Limits, Setting
+from dlion_api.document.rules import Rule, TransitionRule
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+ScalarKind = Literal["string", "integer", "number", "boolean"]
+_SCALARS: dict[Any, ScalarKind] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+@dataclass(frozen=True)
+class ScalarShape:
+    """A string, number or truth value; `choices` where only some strings will do."""
+
+    kind: ScalarKind
+    limits: Limits = NO_LIMITS
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class QuantityShape:
+    """A Kubernetes quantity: a string such as `500m`, or an integer; kept as a string."""
+
+
+@dataclass(frozen=True)
+class FreeShape:
+    """A mapping that somebody else checks; kept as it is."""
+
+
+@dataclass(frozen=True)
+class ListShape:
+    """A list; `key` names the field of its items that tells them apart."""
+
+    item: Shape
+    min_items: int
+    max_items: int | None
+    key: str
+    unique: bool
+
+
+@dataclass(frozen=True)
+class MapShape:
+    """A mapping from any string to values of one shape."""
+
+    value: Shape
+    max_items: int | None
+
+
+@dataclass(frozen=True)
+class FieldShape:
+    """One field of an object. `name` is the document's, `attribute` the dataclass's."""
+
+    name: str
+    attribute: str
+    shape: Shape
+    doc: str
+    unit: str
+    required: bool
+    default: Any
+    hashed: bool
+
+
+@dataclass(frozen=True)
+class ObjectShape:
+    """A document class. `ignored`: names that may stand in the document and are left out."""
+
+    cls: type[Any]
+    fields: tuple[FieldShape, ...]
+    rules: tuple[Rule, ...]
+    transitions: tuple[TransitionRule, ...]
+    ignored: frozenset[str]
+
+    def field(self, name: str) -> FieldShape | None:
+        """The field of that name in the document."""
+        return next((field for field in self.fields if field.name == name), None)
+
+
+Shape = ScalarShape | QuantityShape | FreeShape | ListShape | MapShape | ObjectShape
+
+
+def document_name(attribute: str) -> str:
+    """The name in a document of an attribute.
+
+    >>> document_name("max_steps"), document_name("lambda_")
+    ('maxSteps', 'lambda')
+    """
+    return re.sub(r"_([a-z0-9])", lambda m: m.group(1).upper(), attribute.rstrip("_"))
+
+
+def shape_of(cls: type[Any]) -> ObjectShape:
+    """The shape of a document class. Raises `TypeError` for a declaration that makes no sense."""
+    return _shape_of(cast("Hashable", cls))
+
+
+@cache
+def _shape_of(cls: Any) -> ObjectShape:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return ObjectShape(
+        cls=cls,
+        fields=tuple(_field_shape(cls, field, hints[field.name]) for field in _fields(cls)),
+        rules=tuple(getattr(cls, "rules", ())),
+        transitions=tuple(getattr(cls, "transitions", ())),
+        ignored=frozenset(getattr(cls, "ignored", ())),
+    )
+
+
+def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if METADATA_KEY in field.metadata]
+
+
+def _field_shape(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> FieldShape:
+    declared: Setting = field.metadata[METADATA_KEY]
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    try:
+        shape = _shape(hint, declared)
+    except TypeError as error:
+        raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
+    return FieldShape(
+        name=declared.name or document_name(field.name),
+        attribute=field.name,
+        shape=shape,
+        doc=declared.doc,
+        unit=declared.unit,
+        required=default is REQUIRED,
+        default=default,
+        hashed=declared.hashed,
+    )
+
+
+def _shape(hint: Any, declared: Setting) -> Shape:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (hint,) = (a for a in arguments if a is not type(None))
+        return _shape(hint, declared)
+    if origin is tuple:
+        return ListShape(
+            _item_shape(arguments[0]),
+            declared.min_items,
+            declared.max_items,
+            declared.key,
+            declared.unique,
+        )
+    if origin is collections.abc.Mapping:
+        if arguments[1] is Any:
+            return FreeShape()
+        value = QuantityShape() if declared.quantity else _item_shape(arguments[1])
+        return MapShape(value, declared.max_items)
+    return _item_shape(hint, declared.limits)
+
+
+def _item_shape(hint: Any, limits: Limits = NO_LIMITS) -> Shape:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, limits = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return ScalarShape("string", limits, typing.get_args(hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return shape_of(hint)
+    if hint in _SCALARS:
+        return ScalarShape(_SCALARS[hint], limits)
+    raise TypeError(f"no document can hold {hint!r}")

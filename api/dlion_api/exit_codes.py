@@ -1,0 +1,35 @@
+"""Exit codes of every DLion process. They are API: documented, never renumbered.
+
+Source: ours, after sysexits.h (64-78) and the shell's 128+n for signals. The supervisor restarts
+a trainer after any code that is not `fatal`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a process says when it ends."""
+
+    OK = 0
+    FAILED = 1  # an unexpected error: a defect of ours; restarted
+    USAGE = 2  # wrong flags; the message says which are right
+    SPEC = 65  # the manifest, environment or a message is wrong; no restart helps
+    DATA = 66  # data missing or corrupt
+    PROGRAM = 67  # the user's program raised or broke its protocol
+    UNAVAILABLE = 69  # a peer or the coordinator is not there; restarted
+    STORAGE = 74  # disk full or not writable
+    DIVERGED = 75  # loss or weights are no longer finite
+    INTERRUPTED = 130  # SIGINT or SIGTERM; everything was put in order first
+
+    @property
+    def fatal(self) -> bool:
+        """Whether a restart cannot help, so that the supervisor ends instead."""
+        return self in _FATAL
+
+
+_FATAL = frozenset(
+    {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
+     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.INTERRUPTED}
+)  # fmt: skip

@@ -1,0 +1,118 @@
+"""What trainer and sidecar tell each other over their Unix socket.
+
+Trainer to sidecar: `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`. Sidecar to trainer:
+`MeasuringEndpoint`, `Directive`. `local_messages` gives their form on the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dlion_api.membership import Membership
+from dlion_api.names import Rank
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """One local step, as the trainer saw it.
+
+    `compute_s` is wall time in the gradient alone; `wall_s` from the start of this step to the
+    start of the next, exchange and waiting included; `cpu_s` the process's CPU seconds meanwhile.
+    Sent once per iteration, after that iteration's `LinkDelivery` records.
+    """
+
+    iteration: int
+    samples: int
+    compute_s: float
+    wall_s: float
+    cpu_s: float
+    compute_cpu_s: float | None = None
+    """The process's CPU seconds within `compute_s`, less what the exchange's own thread took of
+    them; None where that is not known (`cpu_s` stands in for it)."""
+    waited_s: float | None = None
+    """Of `wall_s`, what synchronisation held this worker; None where that is not known (the link
+    budgets then follow `compute_s` alone)."""
+
+
+@dataclass(frozen=True)
+class LinkDelivery:
+    """Bytes that one peer has acknowledged since the last report on that link.
+
+    `receiver_busy_s` is the time the *receiver* saw pass between back-to-back frames carrying
+    `busy_bytes` (the sender had more to send all along): their quotient is the link's rate.
+    Both are 0 where nothing was back-to-back. `unacknowledged_bytes` is what is under way now.
+    """
+
+    peer: Rank
+    acknowledged_bytes: int
+    busy_bytes: int
+    receiver_busy_s: float
+    unacknowledged_bytes: int
+
+
+@dataclass(frozen=True)
+class CpuAllowance:
+    """The trainer's own quota and use: in a pod the sidecar cannot see another container's.
+
+    `cpu_s` and `throttled_s` are sums since the trainer began; `throttled_s` is 0 where the
+    machine does not tell. Sent at the start and again after some iterations, at the latest after
+    the first one that began under another quota.
+    """
+
+    quota_cores: float | None
+    cpu_s: float
+    throttled_s: float
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The membership as the trainer has it, with the training set's size, for the sidecar."""
+
+    membership: Membership
+    training_set_samples: int
+
+
+@dataclass(frozen=True)
+class MeasuringEndpoint:
+    """Where this sidecar answers its peers' probes, for the trainer to announce."""
+
+    address: str
+
+
+class CapacitySource(StrEnum):
+    """How a capacity was found."""
+
+    UNKNOWN = "Unknown"  # nothing measured yet: an even share
+    RATE = "Rate"  # samples divided by wall time over at least a second
+    QUOTA = "Quota"  # CPU quota divided by CPU seconds per sample
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A worker's relative compute power, in samples per second of wall time."""
+
+    rank: Rank
+    samples_per_s: float
+    window_s: float
+    source: CapacitySource
+    iteration: int
+    training_set_samples: int = 0
+    """All workers' samples as that worker counts them: where the data grows, as if all had as many
+    as it has itself, so that the mean over workers is right. 0: not told."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """What the sidecar tells its trainer to do from the next step on, and why."""
+
+    version: int
+    local_batch_size: int
+    global_batch_size: int
+    budget_bytes: Mapping[Rank, int] = field(default_factory=dict)
+    """Bytes per iteration for each link; a link that is not named has no budget yet: unbounded."""
+    capacities: Mapping[Rank, float] = field(default_factory=dict)
+    """Samples per second of every worker, as known here."""
+    bandwidth_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
+    reason: str = ""

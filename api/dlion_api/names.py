@@ -1,0 +1,69 @@
+"""Names that identify a job, a run, a site and a worker, and how they are spelt on the wire."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+Rank = NewType("Rank", int)
+"""A worker's number in the job, from 0, over all sites in the manifest's order."""
+
+SiteName = NewType("SiteName", str)
+
+GROUP = "dlion.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DLionJob"
+
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""RFC 1123 label, to be used with `fullmatch`."""
+
+
+@dataclass(frozen=True, order=True)
+class JobKey:
+    """A run of a job, the same at every site (UIDs differ per cluster)."""
+
+    namespace: str
+    name: str
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}#{self.run_id}"
+
+
+@dataclass(frozen=True, order=True)
+class WorkerIdentity:
+    """Who a worker is, whatever its incarnation."""
+
+    rank: Rank
+    site: SiteName
+    group: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """Short name for people.
+
+        >>> WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0).name
+        'plant-b/gpu-0'
+        """
+        return f"{self.site}/{self.group}-{self.index}"
+
+    def spiffe_id(self, job: JobKey) -> str:
+        """URI subject alternative name of this worker's certificate."""
+        return (
+            f"spiffe://{self.site}/ns/{job.namespace}/job/{job.name}/run/{job.run_id}"
+            f"/group/{self.group}/worker/{self.index}"
+        )
+
+    def dns_name(self, job: JobKey) -> str:
+        """DNS subject alternative name, which a gRPC client can verify (it cannot read URIs).
+
+        >>> worker = WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0)
+        >>> worker.dns_name(JobKey("default", "cifar10", "1"))
+        'w0.gpu.1.cifar10.default.plant-b.dlion'
+        """
+        return (
+            f"w{self.index}.{self.group}.{job.run_id}.{job.name}.{job.namespace}.{self.site}.dlion"
+        )

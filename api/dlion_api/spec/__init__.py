@@ -1,0 +1,46 @@
+"""The `DLionJob` manifest: one declaration is its parser, CRD schema, explanation and handbook.
+
+What goes in: document classes of the manifest, the rules over their fields, and what follows from
+a manifest alone (ranks, hash). What stays out: reading files, the status, anything that acts.
+"""
+
+from dlion_api.spec.dataset import Dataset, SiteClasses
+from dlion_api.spec.job import Job, Metadata, Spec, load_job
+from dlion_api.spec.policies import (
+    Batching,
+    Exchange,
+    GlobalBatchSize,
+    KnowledgeTransfer,
+    Synchronization,
+)
+from dlion_api.spec.running import Checkpoint, Network, Tls
+from dlion_api.spec.sites import Group, Resources, Site
+from dlion_api.spec.trainer import ConfigMapKey, Evaluation, Optimizer, Program, Stop, Trainer
+from dlion_api.spec.transitions import change_problems
+
+__all__ = [
+    "Batching",
+    "Checkpoint",
+    "ConfigMapKey",
+    "Dataset",
+    "Evaluation",
+    "Exchange",
+    "GlobalBatchSize",
+    "Group",
+    "Job",
+    "KnowledgeTransfer",
+    "Metadata",
+    "Network",
+    "Optimizer",
+    "Program",
+    "Resources",
+    "Site",
+    "SiteClasses",
+    "Spec",
+    "Stop",
+    "Synchronization",
+    "Tls",
+    "Trainer",
+    "change_problems",
+    "load_job",
+]

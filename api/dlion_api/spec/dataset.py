@@ -1,0 +1,133 @@
+"""`spec.trainer.dataset`: which samples a job learns from and how they are shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dlion_api.document import Rule, at_most_one, setting
+from dlion_api.spec.bounds import (
+    MOST_CLASSES,
+    MOST_SITES,
+    PATH_LENGTH,
+    SITE_NAME_LENGTH,
+    ClassLabel,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteClasses:
+    """The classes that live at one site."""
+
+    site: str = setting("name of the site.", min_length=1, max_length=SITE_NAME_LENGTH)
+    classes: tuple[ClassLabel, ...] = setting(
+        "labels of the classes there.", unique=True, min_items=1, max_items=MOST_CLASSES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """The samples: a data set by name, files by path, or neither where the program loads them."""
+
+    name: str | None = setting(
+        "a data set by name: digits, or keras:<name> for one of keras.datasets.",
+        default=None,
+        pattern=r"digits|keras:[a-z][a-z0-9_]*",
+        pattern_words="digits or keras:<name>",
+        max_length=64,
+    )
+    path: str | None = setting(
+        "a file or directory, relative to the site's data root.",
+        default=None,
+        min_length=1,
+        max_length=PATH_LENGTH,
+    )
+    format: Literal["tfrecord", "npz", "images"] | None = setting(
+        "what is found at the path: tf.train.Example records with image/encoded and"
+        " image/class/label, .npz files with arrays x and y, or a folder of images per class.",
+        default=None,
+    )
+    evaluation_path: str | None = setting(
+        "held-out samples of the same format; without it a fraction of the path's is held out.",
+        default=None,
+        min_length=1,
+        max_length=PATH_LENGTH,
+    )
+    evaluation_fraction: float = setting(
+        "share of the samples that is held out where there is no evaluation path.",
+        default=0.1,
+        above=0,
+        below=1,
+    )
+    partition: Literal["iid", "dirichlet", "bySite"] = setting(
+        "how samples are shared out: evenly mixed, with class shares drawn from a Dirichlet"
+        " distribution, or whole classes to each site.",
+        default="iid",
+    )
+    dirichlet_alpha: float = setting(
+        "concentration of the dirichlet partition: small is skewed, large is even.",
+        default=0.5,
+        above=0,
+        maximum=1e6,
+    )
+    site_classes: tuple[SiteClasses, ...] = setting(
+        "which classes live where, for the bySite partition; empty: contiguous ranges over the"
+        " sites in their order.",
+        default=(),
+        key="site",
+        max_items=MOST_SITES,
+    )
+    keep_classes: tuple[ClassLabel, ...] = setting(
+        "train on these classes only; empty: all.", default=(), unique=True, max_items=MOST_CLASSES
+    )
+    keep_fraction: float = setting(
+        "share of each worker's samples that it trains on (down-sampling).",
+        default=1.0,
+        above=0,
+        maximum=1,
+    )
+    drop_near_duplicates: bool = setting(
+        "leave out samples that are almost the same as an earlier one.", default=False
+    )
+    near_duplicate_threshold: float = setting(
+        "largest distance at which two samples count as near-duplicates, as a fraction of the"
+        " value range.",
+        default=0.05,
+        minimum=0,
+        maximum=1,
+    )
+    watch: bool = setting(
+        "take in files that appear, change or go while the job runs.", default=False
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        at_most_one(name="name", path="path"),
+        Rule(
+            cel="has(self.path) == has(self.format)",
+            message="path and format go together",
+            holds=lambda it: (it.path is None) == (it.format is None),
+            reads=("format", "path"),
+            advice="Give both or neither.",
+        ),
+        Rule(
+            cel="!has(self.evaluationPath) || has(self.path)",
+            message="evaluationPath needs path",
+            holds=lambda it: it.evaluation_path is None or it.path is not None,
+            reads=("evaluationPath", "path"),
+            advice="A data set by name brings its own held-out samples.",
+        ),
+        Rule(
+            cel="size(self.siteClasses) == 0 || self.partition == 'bySite'",
+            message="siteClasses are for the bySite partition",
+            holds=lambda it: not it.site_classes or it.partition == "bySite",
+            reads=("siteClasses", "partition"),
+            advice="Set partition: bySite.",
+        ),
+        Rule(
+            cel="!self.watch || has(self.path)",
+            message="only a path can be watched",
+            holds=lambda it: not it.watch or it.path is not None,
+            reads=("watch", "path"),
+            advice="Give path and format, or leave watch out.",
+        ),
+    )

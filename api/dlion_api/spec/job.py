@@ -1,0 +1,237 @@
+"""The `DLionJob` manifest as a whole: its rules across parts, its workers, its hash.
+
+Called by everything that runs or checks a job. What each part holds stands in the part's module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from dlion_api.document import Rule, TransitionRule, parse, setting, to_document
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec.bounds import (
+    INT32_MAX,
+    JOB_NAME_LENGTH,
+    LABEL,
+    LABEL_WORDS,
+    MOST_SITES,
+    RUN_ID_LENGTH,
+    SERVICE_LABEL,
+    SERVICE_LABEL_WORDS,
+    AnnotationValue,
+    LabelValue,
+)
+from dlion_api.spec.policies import Batching, Exchange, KnowledgeTransfer, Synchronization
+from dlion_api.spec.running import Checkpoint, Network, Tls
+from dlion_api.spec.sites import Site
+from dlion_api.spec.trainer import Trainer
+from dlion_api.spec.transitions import JOB_TRANSITIONS, SPEC_TRANSITIONS
+
+WORKERS_CEL = "self.sites.map(s, s.groups.map(g, g.workers).sum()).sum()"
+
+
+def workers_of(sites: tuple[Site, ...]) -> int:
+    """Number of workers over all sites and groups."""
+    return sum(group.workers for site in sites for group in site.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What identifies the job; whatever else a cluster writes here is left out."""
+
+    name: str = setting(
+        "name of the job, the same at every site.",
+        pattern=SERVICE_LABEL,
+        pattern_words=SERVICE_LABEL_WORDS,
+        max_length=JOB_NAME_LENGTH,
+    )
+    namespace: str = setting(
+        "namespace of the job, the same at every site.",
+        default="default",
+        pattern=LABEL,
+        pattern_words=LABEL_WORDS,
+        max_length=63,
+    )
+    labels: Mapping[str, LabelValue] = setting("labels of the job.", default={}, max_items=64)
+    annotations: Mapping[str, AnnotationValue] = setting(
+        "annotations of the job.", default={}, max_items=64
+    )
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers",
+            "generateName", "generation", "managedFields", "ownerReferences", "resourceVersion",
+            "selfLink", "uid",
+        }
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What is to be trained, where, and how."""
+
+    run_id: str = setting(
+        "names this run of the job, the same at every site; may change only after the job has"
+        " succeeded or failed, which starts a new run.",
+        default="1",
+        min_length=1,
+        pattern=LABEL,
+        pattern_words=LABEL_WORDS,
+        max_length=RUN_ID_LENGTH,
+    )
+    sites: tuple[Site, ...] = setting(
+        "where the job runs. Ranks count through sites, groups and workers in this order.",
+        key="name",
+        min_items=1,
+        max_items=MOST_SITES,
+    )
+    min_sites: int = setting(
+        "quorum: with fewer sites the job waits.", default=1, minimum=1, maximum=MOST_SITES
+    )
+    trainer: Trainer = setting("what is trained, on what, and until when.")
+    batching: Batching = setting("how the global batch is shared out.", default=Batching())
+    exchange: Exchange = setting("what travels between workers.", default=Exchange())
+    synchronization: Synchronization = setting(
+        "whom a worker waits for.", default=Synchronization()
+    )
+    knowledge_transfer: KnowledgeTransfer = setting(
+        "how weak replicas take over from the best.", default=KnowledgeTransfer()
+    )
+    network: Network = setting("how workers reach each other.", default=Network())
+    tls: Tls = setting("where certificates come from.", default=Tls())
+    checkpoint: Checkpoint = setting("how often state is kept.", default=Checkpoint())
+    suspend: bool = setting("stop the workers and keep the job.", default=False, hashed=False)
+    managed_by: str = setting(
+        "the controller that acts on this job; only the default's is ours.",
+        default="dlion.dev/operator",
+        pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?",
+        pattern_words="a domain name, a slash, a name",
+        max_length=63,
+    )
+    active_deadline_seconds: int | None = setting(
+        "a run that takes longer fails.",
+        default=None,
+        minimum=1,
+        maximum=INT32_MAX,
+        unit="seconds",
+        hashed=False,
+    )
+    start_deadline_seconds: int | None = setting(
+        "a run that has not begun to train by then fails.",
+        default=None,
+        minimum=1,
+        maximum=INT32_MAX,
+        unit="seconds",
+        hashed=False,
+    )
+    ttl_seconds_after_finished: int | None = setting(
+        "a finished job's pods, services and secrets go after this time; the job stays.",
+        default=None,
+        minimum=0,
+        maximum=INT32_MAX,
+        unit="seconds",
+        hashed=False,
+    )
+    max_restarts: int = setting(
+        "restarts of one worker before the failure policy applies to it.",
+        default=10,
+        minimum=0,
+        maximum=1000,
+    )
+    failure_policy: Literal["Continue", "Fail"] = setting(
+        "when a worker is lost for good: go on without it while the quorum holds, or fail the job.",
+        default="Continue",
+    )
+    pod_template: Mapping[str, Any] | None = setting(
+        "metadata and spec merged into the workers' pods; checked by the API server. A change acts"
+        " on the next run.",
+        default=None,
+        hashed=False,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.minSites <= size(self.sites)",
+            message="minSites must not be above the number of sites",
+            holds=lambda it: it.min_sites <= len(it.sites),
+            reads=("minSites", "sites"),
+        ),
+        Rule(
+            cel=f"self.batching.globalBatchSize.initial >= {WORKERS_CEL}",
+            message="the initial global batch needs a sample for every worker",
+            holds=lambda it: it.batching.global_batch_size.initial >= workers_of(it.sites),
+            reads=("batching.globalBatchSize.initial", "sites"),
+        ),
+        Rule(
+            cel=f"self.synchronization.backupWorkers < {WORKERS_CEL}",
+            message="backupWorkers must be below the number of workers",
+            holds=lambda it: it.synchronization.backup_workers < workers_of(it.sites),
+            reads=("synchronization.backupWorkers", "sites"),
+        ),
+        Rule(
+            cel="size(self.trainer.dataset.siteClasses) == 0 ||"
+            " (size(self.trainer.dataset.siteClasses) == size(self.sites) &&"
+            " self.sites.all(s, self.trainer.dataset.siteClasses.exists(c, c.site == s.name)))",
+            message="siteClasses must name every site once",
+            holds=lambda it: (
+                not it.trainer.dataset.site_classes
+                or sorted(c.site for c in it.trainer.dataset.site_classes)
+                == sorted(site.name for site in it.sites)
+            ),
+            reads=("trainer.dataset.siteClasses", "sites"),
+            advice="Give each of spec.sites its classes, or leave siteClasses out.",
+        ),
+    )
+    transitions: ClassVar[tuple[TransitionRule, ...]] = SPEC_TRANSITIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that trains one model over several sites."""
+
+    api_version: Literal["dlion.dev/v1alpha1"] = setting("version of this form.")
+    kind: Literal["DLionJob"] = setting("kind of document.")
+    metadata: Metadata = setting("what identifies the job.")
+    spec: Spec = setting("what is to be trained, where, and how.")
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"status"})
+    transitions: ClassVar[tuple[TransitionRule, ...]] = JOB_TRANSITIONS
+
+    @property
+    def key(self) -> JobKey:
+        """Which run of which job this is, at every site."""
+        return JobKey(self.metadata.namespace, self.metadata.name, self.spec.run_id)
+
+    def workers(self) -> tuple[WorkerIdentity, ...]:
+        """All workers; ranks count through sites, groups and workers in the manifest's order."""
+        places = [
+            (site.name, group.name, index)
+            for site in self.spec.sites
+            for group in site.groups
+            for index in range(group.workers)
+        ]
+        return tuple(
+            WorkerIdentity(Rank(rank), SiteName(site), group, index)
+            for rank, (site, group, index) in enumerate(places)
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """The manifest with defaults filled in, ready for JSON."""
+        return to_document(self)
+
+    def hash(self) -> str:
+        """SHA-256 of what must be the same at every site: the spec, with defaults, without the
+        fields that sites may differ in (declared `hashed=False`).
+        """
+        document = to_document(self.spec, hashed_only=True)
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_job(document: object, *, source: str = "", lines: Mapping[str, int] | None = None) -> Job:
+    """The job that a manifest describes. Raises `SpecError` with everything that is wrong in it."""
+    return parse(Job, document, source=source, lines=lines)

@@ -1,0 +1,175 @@
+"""`spec.batching`, `exchange`, `synchronization`, `knowledgeTransfer`: how workers learn together.
+
+What each policy does stands in the handbook; a default that is the published system's as recalled
+says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dlion_api.document import Rule, setting
+
+MOST_BATCH = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatchSize:
+    """The samples of all workers in one iteration, and how that number grows."""
+
+    initial: int = setting(
+        "at the start; it never falls below.",
+        default=192,
+        minimum=1,
+        maximum=MOST_BATCH,
+        unit="samples",
+    )
+    max: int = setting("never above.", default=5000, minimum=1, maximum=MOST_BATCH, unit="samples")
+    growth: bool = setting("whether it grows at all.", default=True)
+    every_steps: int = setting(
+        "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
+    )
+    increment: int = setting(
+        "added at each adjustment of the warm-up; 0: the initial size (as recalled).",
+        default=0,
+        minimum=0,
+        maximum=MOST_BATCH,
+        unit="samples",
+    )
+    warmup_fraction: float = setting(
+        "share of the training set at which the warm-up ends (as recalled).",
+        default=0.01,
+        minimum=0,
+        maximum=1,
+    )
+    factor: float = setting(
+        "multiplies the size at each adjustment after the warm-up (default ours).",
+        default=1.5,
+        above=1,
+        maximum=10,
+    )
+    max_fraction: float = setting(
+        "share of the training set at which growth ends (as recalled).",
+        default=0.1,
+        above=0,
+        maximum=1,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.initial <= self.max",
+            message="initial must not be above max",
+            holds=lambda it: it.initial <= it.max,
+            reads=("initial", "max"),
+        ),
+        Rule(
+            cel="self.warmupFraction <= self.maxFraction",
+            message="warmupFraction must not be above maxFraction",
+            holds=lambda it: it.warmup_fraction <= it.max_fraction,
+            reads=("warmupFraction", "maxFraction"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How the global batch is shared out among the workers."""
+
+    policy: Literal["even", "weighted"] = setting(
+        "equal shares, or shares that follow each worker's measured samples per second.",
+        default="weighted",
+    )
+    global_batch_size: GlobalBatchSize = setting(
+        "the samples of all workers in one iteration.", default=GlobalBatchSize()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What travels between workers, and how it counts at the receiver."""
+
+    policy: Literal["full", "dlion", "dlion-published", "none"] = setting(
+        "whole gradients; the most important entries that each link carries (dlion, and in its"
+        " published form as recalled); or nothing at all.",
+        default="dlion",
+    )
+    codec: Literal["float32", "float16"] = setting("form of values on the wire.", default="float16")
+    weighting: Literal["sample_mean", "dlion_ratio"] = setting(
+        "weight of a gradient: its samples over all samples, or (published form, as recalled) over"
+        " the receiver's.",
+        default="sample_mean",
+    )
+    topology: Literal["allToAll"] = setting("who exchanges with whom.", default="allToAll")
+    propagation: Literal["all"] = setting("to which peers a gradient goes.", default="all")
+    prioritization: bool = setting(
+        "send the largest entries only (Max N); off: whole gradients.", default=True
+    )
+    floor_percent: float = setting(
+        "Max N's N never falls below this, as long as the link's budget allows (as recalled).",
+        default=0.85,
+        minimum=0,
+        maximum=100,
+        unit="percent",
+    )
+    residual: Literal["none"] = setting("what becomes of entries not sent.", default="none")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.policy != 'dlion-published' || self.weighting == 'dlion_ratio'",
+            message="policy dlion-published weights by dlion_ratio",
+            holds=lambda it: it.policy != "dlion-published" or it.weighting == "dlion_ratio",
+            reads=("weighting", "policy"),
+            advice="Set weighting: dlion_ratio, or policy: dlion.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronization:
+    """Whom a worker waits for before its next step."""
+
+    mode: Literal["synchronous", "bounded", "backup", "asynchronous"] = setting(
+        "for all; for those more than maxStaleness behind; for all but backupWorkers; for nobody.",
+        default="bounded",
+    )
+    max_staleness: int = setting(
+        "iterations that a peer may be behind, in mode bounded.",
+        default=5,
+        minimum=0,
+        maximum=10000,
+        unit="iterations",
+    )
+    backup_workers: int = setting(
+        "peers that need not be heard, in mode backup.", default=0, minimum=0, maximum=10000
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.mode != 'backup' || self.backupWorkers >= 1",
+            message="mode backup needs at least one backup worker",
+            holds=lambda it: it.mode != "backup" or it.backup_workers >= 1,
+            reads=("backupWorkers", "mode"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowledgeTransfer:
+    """How weak replicas take over from the best one."""
+
+    policy: Literal["none", "best2all", "best2worst"] = setting(
+        "off; all others merge the best worker's weights; only the worst does.", default="best2all"
+    )
+    every_steps: int = setting(
+        "iterations between comparisons (as recalled).", default=100, minimum=1, maximum=10**6
+    )
+    lambda_: float = setting(
+        "share of the best worker's weights in the merge (as recalled).",
+        default=0.75,
+        minimum=0,
+        maximum=1,
+    )
+    loss_window: int = setting(
+        "recent losses whose mean is compared.", default=20, minimum=1, maximum=10000, unit="steps"
+    )

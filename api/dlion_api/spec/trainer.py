@@ -1,0 +1,199 @@
+"""`spec.trainer`: the model, how it learns, when it is judged and when it stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dlion_api.document import Rule, exactly_one, setting
+from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, PATH_LENGTH, VariablePattern
+from dlion_api.spec.dataset import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigMapKey:
+    """One key of a ConfigMap in the job's namespace."""
+
+    name: str = setting(
+        "name of the ConfigMap.",
+        pattern=rf"{LABEL}(\.{LABEL})*",
+        pattern_words=f"{LABEL_WORDS}, parts joined by dots",
+        max_length=253,
+    )
+    key: str = setting(
+        "key that holds the program.",
+        pattern=r"[-._a-zA-Z0-9]+",
+        pattern_words="letters, digits, dashes, dots and underscores",
+        max_length=253,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The model: one of ours, or the user's own (`dlion init` writes a template)."""
+
+    builtin: Literal["cipher", "cnn17", "digits", "mobilenet"] | None = setting(
+        "a program that comes with DLion.", default=None
+    )
+    module: str | None = setting(
+        "an importable module with build_model() and, if it likes, load_data() and loss().",
+        default=None,
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*",
+        pattern_words="a dotted Python name",
+        max_length=256,
+    )
+    file: str | None = setting(
+        "a Python file with the same functions, relative to the manifest.",
+        default=None,
+        pattern=r".*[^/]\.py",
+        pattern_words="a path that ends in .py",
+        max_length=PATH_LENGTH,
+    )
+    config_map: ConfigMapKey | None = setting("such a file in a ConfigMap.", default=None)
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        exactly_one(builtin="builtin", module="module", file="file", config_map="configMap"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How a gradient becomes a change of the weights."""
+
+    name: Literal["sgd", "adam"] = setting("the rule.", default="sgd")
+    learning_rate: float = setting("size of a step.", default=0.05, above=0, maximum=100)
+    momentum: float = setting("momentum of sgd.", default=0.9, minimum=0, below=1)
+    nesterov: bool = setting("Nesterov momentum, for sgd.", default=False)
+    beta1: float = setting("decay of adam's first moment.", default=0.9, minimum=0, below=1)
+    beta2: float = setting("decay of adam's second moment.", default=0.999, minimum=0, below=1)
+    epsilon: float = setting(
+        "adam's guard against division by 0.", default=1e-7, above=0, maximum=1
+    )
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = setting(
+        "how the learning rate follows the global batch size, relative to its initial value.",
+        default="none",
+    )
+    learning_rate_max_factor: float = setting(
+        "the most by which scaling multiplies the learning rate.",
+        default=4.0,
+        minimum=1,
+        maximum=1000,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!self.nesterov || (self.name == 'sgd' && self.momentum > 0.0)",
+            message="nesterov needs name: sgd and a momentum above 0",
+            holds=lambda it: not it.nesterov or (it.name == "sgd" and it.momentum > 0),
+            reads=("nesterov", "name", "momentum"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When replicas are judged on the held-out samples."""
+
+    every_samples: int = setting(
+        "interval between evaluations, counted over the whole job.",
+        default=5000,
+        minimum=1,
+        maximum=10**12,
+        unit="samples",
+    )
+    max_samples: int = setting(
+        "held-out samples used each time; the final evaluation takes all.",
+        default=2000,
+        minimum=1,
+        maximum=10**9,
+        unit="samples",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When the run ends: the first of these that is met, at any worker."""
+
+    max_steps: int | None = setting("steps of a worker.", default=None, minimum=1, maximum=10**12)
+    max_seconds: int | None = setting(
+        "training time.", default=None, minimum=1, maximum=INT32_MAX, unit="seconds"
+    )
+    target_accuracy: float | None = setting(
+        "accuracy on the held-out samples, mean over replicas.", default=None, above=0, maximum=1
+    )
+    max_epochs: int | None = setting(
+        "passes over the training samples.", default=None, minimum=1, maximum=10**6
+    )
+    continuous: bool = setting(
+        "train on until stopped from outside; model snapshots appear at the checkpoint interval.",
+        default=False,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.maxSteps) || has(self.maxSeconds) || has(self.targetAccuracy)"
+            " || has(self.maxEpochs) || self.continuous",
+            message="a run needs an end",
+            holds=lambda it: (
+                it.continuous
+                or any(
+                    end is not None
+                    for end in (it.max_steps, it.max_seconds, it.target_accuracy, it.max_epochs)
+                )
+            ),
+            reads=("", "maxSteps", "maxSeconds", "targetAccuracy", "maxEpochs", "continuous"),
+            advice="Give maxSteps, maxSeconds, targetAccuracy or maxEpochs, or continuous: true.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """What is trained, on what, and until when."""
+
+    image: str = setting(
+        "container image of the workers; empty: the chart's. A change acts on the next run.",
+        default="",
+        max_length=512,
+        hashed=False,
+    )
+    program: Program = setting("the model.")
+    dataset: Dataset = setting("the samples.", default=Dataset())
+    optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
+    seed: int = setting(
+        "everything that is drawn by chance follows from it.",
+        default=1,
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    evaluation: Evaluation = setting("when replicas are judged.", default=Evaluation())
+    freeze: tuple[VariablePattern, ...] = setting(
+        "variables that neither train nor travel: shell-style patterns of their names.",
+        default=(),
+        unique=True,
+        max_items=64,
+    )
+    start_from: str = setting(
+        "an earlier job's model to start from: its .keras file or result folder; empty: fresh.",
+        default="",
+        max_length=PATH_LENGTH,
+    )
+    hash_weights: bool = setting(
+        "record a hash of the weights after every step (for comparisons; costs time).",
+        default=False,
+    )
+    stop: Stop = setting("when the run ends.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.program.builtin) || has(self.dataset.name) || has(self.dataset.path)",
+            message="a built-in program needs a data set",
+            holds=lambda it: (
+                it.program.builtin is None
+                or it.dataset.name is not None
+                or it.dataset.path is not None
+            ),
+            reads=("dataset", "program"),
+            advice="Give dataset.name, or dataset.path with dataset.format.",
+        ),
+    )

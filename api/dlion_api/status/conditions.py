@@ -1,0 +1,121 @@
+"""Condition types and reasons: API, spelt here once and never renamed, and what follows from them.
+
+Source: metav1.Condition; kstatus for `Reconciling` and `Stalled`; the rest ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from dlion_api.document import setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9:]{5})"
+TIME_WORDS = "a time such as 2026-01-31T12:00:00Z"
+
+
+class ConditionType(StrEnum):
+    """What is said of a job, each True, False or Unknown."""
+
+    READY = "Ready"  # the summary: the job does what was asked for
+    RECONCILING = "Reconciling"  # the operator is still at it
+    STALLED = "Stalled"  # nothing will come of waiting
+    SUSPENDED = "Suspended"
+    PEERS_CONNECTED = "PeersConnected"
+    SPEC_CONSISTENT = "SpecConsistent"  # all sites have the same manifest
+    DEGRADED = "Degraded"  # trains, but not with everybody
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Why a condition is as it is."""
+
+    PENDING = "Pending"
+    WORKERS_STARTING = "WorkersStarting"
+    WAITING_FOR_PEERS = "WaitingForPeers"
+    BELOW_QUORUM = "BelowQuorum"
+    TRAINING = "Training"
+    PEERS_LOST = "PeersLost"
+    SPEC_DIFFERS = "SpecDiffers"
+    SUSPENDED = "Suspended"
+    NOT_SELECTED = "NotSelected"
+    COMPLETED = "Completed"
+    INVALID_SPEC = "InvalidSpec"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    RESTARTS_EXCEEDED = "RestartsExceeded"
+    PROGRAM_FAILED = "ProgramFailed"
+
+
+class State(StrEnum):
+    """One word for the printer column, derived from the conditions; decide nothing by it."""
+
+    PENDING = "Pending"
+    WAITING = "Waiting"
+    TRAINING = "Training"
+    DEGRADED = "Degraded"
+    SUSPENDED = "Suspended"
+    NOT_SELECTED = "NotSelected"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One condition, exactly as metav1.Condition has it."""
+
+    type: str = setting("which condition.", min_length=1, max_length=316)
+    status: Literal["True", "False", "Unknown"] = setting("whether it holds.")
+    reason: str = setting(
+        "why, as one CamelCase word.",
+        pattern=r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+        pattern_words="a CamelCase word",
+        max_length=1024,
+    )
+    message: str = setting("why, for people.", default="", max_length=32768)
+    last_transition_time: str = setting(
+        "when the status last changed.",
+        pattern=TIME_PATTERN,
+        pattern_words=TIME_WORDS,
+        max_length=64,
+    )
+    observed_generation: int = setting(
+        "generation of the manifest that this was said of.", default=0, minimum=0, maximum=2**53
+    )
+
+
+def state_of(conditions: Iterable[Condition]) -> State:
+    """The one word for these conditions; the strongest statement wins.
+
+    Example: a job that lost a site trains on, and says so.
+
+    >>> at = "2026-01-31T12:00:00Z"
+    >>> def holds(type_: str, reason: str) -> Condition:
+    ...     return Condition(type=type_, status="True", reason=reason, last_transition_time=at)
+    >>> ready, lost = holds("Ready", "Training"), holds("Degraded", "PeersLost")
+    >>> state_of([ready]).value, state_of([ready, lost]).value
+    ('Training', 'Degraded')
+    """
+    by_type = {condition.type: condition for condition in conditions}
+    holds = {name for name, condition in by_type.items() if condition.status == "True"}
+    for type_, state in (
+        (ConditionType.SUCCEEDED, State.SUCCEEDED),
+        (ConditionType.FAILED, State.FAILED),
+        (ConditionType.SUSPENDED, State.SUSPENDED),
+    ):
+        if type_ in holds:
+            return state
+    ready = by_type.get(ConditionType.READY)
+    if ready is None:
+        return State.PENDING
+    if ready.status == "True":
+        if ready.reason == Reason.NOT_SELECTED:
+            return State.NOT_SELECTED
+        return State.DEGRADED if ConditionType.DEGRADED in holds else State.TRAINING
+    if ready.reason in (Reason.WAITING_FOR_PEERS, Reason.BELOW_QUORUM):
+        return State.WAITING
+    return State.PENDING

@@ -1,0 +1,1 @@
+"""Generated from `api/proto` by `make generate`; do not edit."""

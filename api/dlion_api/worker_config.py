@@ -1,0 +1,218 @@
+"""The one file that tells a worker's processes (supervisor, trainer, sidecar) who they are.
+
+Written by the local runner, and by the operator into the pod; read by each process at its start.
+It holds paths and addresses, no secrets: the token stands in a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.errors import Problem, SpecError
+from dlion_api.names import Rank
+
+COORDINATOR_DNS_NAME = "coordinator.dlion"
+"""The name on the coordinator's certificate, wherever it listens."""
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_SOCKET_PATH_BYTES = 107
+"""Linux' `sun_path` holds 108 with the closing zero."""
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})")
+_LINK = re.compile(r"(0|[1-9][0-9]{0,8})/(exchange|measuring)")
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What one worker's processes are told at their start."""
+
+    job_document: Mapping[str, Any]
+    """The manifest, as `dlion_api.spec.load_job` takes it."""
+    rank: Rank
+    coordinator_address: str
+    """`host:port`."""
+    authority_pem_path: str
+    """CA bundle that the coordinator's certificate is held against; empty: plain text, no TLS."""
+    token_path: str
+    """File with the worker's token; read again for each call, since tokens are renewed."""
+    state_dir: str
+    """Outlives a process, not the worker: kept membership, incarnation counter, checkpoints."""
+    socket_path: str
+    """The sidecar's Unix socket."""
+    listen_host: str
+    advertise_host: str
+    """The host that peers dial."""
+    data_root: str
+    """Relative data set paths are taken from here."""
+    results_dir: str
+    snapshots_dir: str = ""
+    """Where the trainer puts snapshots for an evaluator; empty: it evaluates them itself."""
+    coordinator_dns_name: str = COORDINATOR_DNS_NAME
+    exchange_port: int = 0
+    """The port that the trainer listens on; 0: any free one."""
+    measuring_port: int = 0
+    """The same for the sidecar's probes."""
+    cpu_quota_cores: float | None = None
+    """The hard quota, where the process itself cannot see it; None: ask the cgroup."""
+    link_addresses: Mapping[str, str] = field(default_factory=dict)
+    """`<rank>/exchange` or `<rank>/measuring` → address to dial in place of the advertised one."""
+    start_time_monotonic_s: float | None = None
+    """`time.monotonic()` at which the run began, where all share one clock; None: the
+    coordinator says at joining."""
+    resume: bool = False
+
+    def link_address(self, rank: Rank, service: Literal["exchange", "measuring"]) -> str | None:
+        """The address to dial for that peer in place of the advertised one, if there is one."""
+        return self.link_addresses.get(f"{rank}/{service}")
+
+    def save(self, path: Path | str) -> None:
+        """Writes the file atomically, readable by its owner and group.
+
+        Raises:
+            SpecError: a value would not be accepted by `load`.
+            OSError: the file cannot be written.
+        """
+        problems = _problems(asdict(self))
+        if problems:
+            raise SpecError(problems, source=str(path))
+        text = json.dumps(asdict(self), indent=2, allow_nan=False)
+        write_atomically(Path(path), text.encode(), mode=0o640)
+
+    @classmethod
+    def load(cls, path: Path | str) -> WorkerConfig:
+        """The configuration in that file.
+
+        Raises:
+            SpecError: not JSON, or fields that are unknown, missing or wrong: all of them at once.
+            OSError: the file cannot be read.
+        """
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        values = _parsed(content, str(path))
+        problems = _problems(values)
+        if problems:
+            raise SpecError(problems, source=str(path))
+        return cls(**{**values, "rank": Rank(values["rank"])})
+
+
+def _parsed(content: bytes, source: str) -> dict[str, Any]:
+    if len(content) > MAX_CONFIG_BYTES:
+        problem = Problem("", "is too long", allowed=f"at most {MAX_CONFIG_BYTES} bytes")
+        raise SpecError([problem], source=source)
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:  # ValueError covers wrong UTF-8 and wrong JSON
+        raise SpecError([Problem("", f"is not JSON: {error}")], source=source) from error
+    if not isinstance(values, dict):
+        problem = Problem("", "is not an object", value=type(values).__name__)
+        raise SpecError([problem], source=source)
+    return values
+
+
+def _problems(values: Mapping[str, Any]) -> list[Problem]:
+    known = {each.name: each for each in fields(WorkerConfig)}
+    problems = [
+        Problem(name, "unknown field", allowed=", ".join(known))
+        for name in values
+        if name not in known
+    ]
+    for name, declared in known.items():
+        required = declared.default is MISSING and declared.default_factory is MISSING
+        if name in values:
+            wrong = _CHECKS[name](values[name])
+            if wrong:
+                problems.append(Problem(name, "wrong value", repr(values[name])[:200], wrong))
+        elif required:
+            problems.append(Problem(name, "is missing"))
+    return problems
+
+
+def _text(value: object) -> str:
+    return "" if isinstance(value, str) else "text"
+
+
+def _filled_text(value: object) -> str:
+    return "" if isinstance(value, str) and value.strip() else "text that is not empty"
+
+
+def _address(value: object) -> str:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match and 0 < int(match[2]) < 65536:
+        return ""
+    return "host:port, port 1 to 65535, an IPv6 host in brackets"
+
+
+def _socket_path(value: object) -> str:
+    if isinstance(value, str) and 0 < len(value.encode()) <= MAX_SOCKET_PATH_BYTES:
+        return ""
+    return f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter folder"
+
+
+def _rank(value: object) -> str:
+    return "" if type(value) is int and value >= 0 else "an integer from 0"
+
+
+def _port(value: object) -> str:
+    return "" if type(value) is int and 0 <= value < 65536 else "an integer from 0 to 65535"
+
+
+def _quota(value: object) -> str:
+    if value is None or (_finite(value) and value > 0):  # type: ignore[operator]
+        return ""
+    return "cores above 0, or null"
+
+
+def _moment(value: object) -> str:
+    return "" if value is None or _finite(value) else "seconds, or null"
+
+
+def _finite(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _flag(value: object) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _document(value: object) -> str:
+    return "" if isinstance(value, Mapping) else "a DLionJob document"
+
+
+def _links(value: object) -> str:
+    if isinstance(value, Mapping) and all(
+        isinstance(link, str) and _LINK.fullmatch(link) and not _address(address)
+        for link, address in value.items()
+    ):
+        return ""
+    return "an object from '<rank>/exchange' or '<rank>/measuring' to 'host:port'"
+
+
+_CHECKS: Mapping[str, Callable[[object], str]] = {
+    "job_document": _document,
+    "rank": _rank,
+    "coordinator_address": _address,
+    "authority_pem_path": _text,
+    "token_path": _filled_text,
+    "state_dir": _filled_text,
+    "socket_path": _socket_path,
+    "listen_host": _filled_text,
+    "advertise_host": _filled_text,
+    "data_root": _text,
+    "results_dir": _filled_text,
+    "snapshots_dir": _text,
+    "coordinator_dns_name": _filled_text,
+    "exchange_port": _port,
+    "measuring_port": _port,
+    "cpu_quota_cores": _quota,
+    "link_addresses": _links,
+    "start_time_monotonic_s": _moment,
+    "resume": _flag,
+}
+"""For each field: nothing where the value will do, otherwise the values that would."""

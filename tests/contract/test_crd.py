@@ -1,0 +1,128 @@
+"""The CRD is made from the model as it stands, and keeps to what API servers ask of a schema.
+
+Proves: the file is up to date, structural, bounded everywhere, under 200 KB; names, columns and
+status default are as promised; a pod's hostname and labels stay within 63 characters.
+Leaves out: what only an API server can judge (the cost of CEL rules).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import manifest_schema
+from dlion_api.spec import bounds, load_job
+from manifest_schema import crd, nodes, openapi
+from manifest_table import smallest
+
+ROOT = Path(__file__).parents[2]
+NODES = list(nodes(openapi()))
+
+
+@pytest.mark.parametrize("tool", ["generate_crd.py", "generate_manifest_reference.py"])
+def test_generated_files_are_up_to_date(tool: str) -> None:
+    command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+def test_the_definition_is_small_and_shows_what_it_should() -> None:
+    assert manifest_schema.CRD.stat().st_size < 200_000
+    spec = crd()["spec"]
+    version = spec["versions"][0]
+    assert spec["names"]["shortNames"] == ["dlj"]
+    assert version["subresources"] == {"status": {}}
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["State", "Progress", "Sites", "Workers", "Steps/s", "Age"]
+    assert openapi()["properties"]["status"]["default"] == {"observedGeneration": -1}
+
+
+def test_every_column_shows_a_field_that_there_is() -> None:
+    paths = {path for path, _ in NODES}
+    for column in crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
+        path = column["jsonPath"].removeprefix(".")
+        assert path in paths or path == "metadata.creationTimestamp"
+
+
+def test_the_schema_is_structural() -> None:
+    """Rules of a structural schema: a type at every node, and none of the forbidden words."""
+    for path, node in NODES:
+        either = node.get("x-kubernetes-int-or-string", False)
+        assert either or isinstance(node.get("type"), str), path
+        assert not {"$ref", "definitions", "not", "oneOf", "allOf", "uniqueItems"} & set(node), path
+        assert ("anyOf" in node) == either, path
+        assert not ("properties" in node and "additionalProperties" in node), path
+        assert (node.get("type") == "array") == ("items" in node), path
+
+
+def test_everything_is_bounded() -> None:
+    for path, node in NODES:
+        if path in ("apiVersion", "kind"):
+            continue
+        match node.get("type"):
+            case "string":
+                assert "maxLength" in node or "enum" in node, path
+            case "array":
+                assert "maxItems" in node, path
+            case "integer":
+                assert {"minimum", "maximum"} <= set(node), path
+            case "object" if "additionalProperties" in node:
+                assert "maxProperties" in node, path
+
+
+def test_only_the_pod_template_keeps_what_the_schema_does_not_know() -> None:
+    free = [path for path, node in NODES if "x-kubernetes-preserve-unknown-fields" in node]
+    assert free == ["spec.podTemplate"]
+
+
+def test_lists_of_named_things_are_maps_and_their_keys_are_required() -> None:
+    maps = {
+        path: node["x-kubernetes-list-map-keys"]
+        for path, node in NODES
+        if node.get("x-kubernetes-list-type") == "map"
+    }
+    assert maps["spec.sites"] == maps["spec.sites[].groups"] == ["name"]
+    assert maps["status.conditions"] == ["type"]
+    by_path = dict(NODES)
+    for path, keys in maps.items():
+        assert set(keys) <= set(by_path[f"{path}[]"]["required"]), path
+
+
+def test_patterns_hold_for_whole_strings_and_mean_the_same_in_go() -> None:
+    for path, node in NODES:
+        pattern = node.get("pattern", "^$")
+        assert pattern.startswith("^"), path
+        assert pattern.endswith("$"), path
+        assert not re.search(r"\\[dwsb]|\(\?[=!<P]", pattern), path
+
+
+def test_every_rule_says_what_it_wants_and_blames_a_field_that_there_is() -> None:
+    paths = {path for path, _ in NODES}
+    rules = [(path, r) for path, node in NODES for r in node.get("x-kubernetes-validations", ())]
+    assert len(rules) >= 25
+    for path, rule in rules:
+        assert set(rule) <= {"rule", "message", "fieldPath"}
+        assert f"{path}{rule.get('fieldPath', '')}".lstrip(".") in paths
+
+
+def test_every_default_is_valid_where_it_stands() -> None:
+    for path, node in NODES:
+        if "default" in node and path != "status":
+            assert manifest_schema.STRICT(node).is_valid(node["default"]), path
+
+
+def test_the_longest_names_leave_room_in_hostnames_and_certificates() -> None:
+    document = smallest()
+    document["metadata"] = {"name": "j" * bounds.JOB_NAME_LENGTH, "namespace": "n" * 63}
+    group = {"name": "g" * bounds.GROUP_NAME_LENGTH, "workers": 100}
+    document["spec"]["runId"] = "r" * bounds.RUN_ID_LENGTH
+    document["spec"]["sites"] = [{"name": "s" * bounds.SITE_NAME_LENGTH, "groups": [group]}]
+    job = load_job(document)
+    hostname = f"{job.metadata.name}-{group['name']}-{'0' * 6}-{bounds.MOST_WORKERS - 1}"
+    assert len(hostname) <= 63
+    dns = job.workers()[-1].dns_name(job.key)
+    assert len(dns) <= 253
+    assert max(len(label) for label in dns.split(".")) <= 63

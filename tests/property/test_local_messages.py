@@ -1,0 +1,65 @@
+"""Lines between trainer and sidecar, at random.
+
+Proves: any record with values in bounds survives its line; any bytes either decode to a record
+that encodes again, or raise ContractError and nothing else. Leaves out: sockets.
+"""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.local_messages import decode, encode
+from dlion_api.measurements import Directive, StepTiming
+from dlion_api.names import Rank
+
+counts = st.integers(0, 2**40)
+seconds = st.floats(0, 1e9)
+ranks = st.integers(0, 10**8).map(Rank)
+
+steps = st.builds(
+    StepTiming, counts, counts, seconds, seconds, seconds, st.none() | seconds, st.none() | seconds
+)
+directives = st.builds(
+    Directive,
+    counts,
+    counts,
+    counts,
+    st.dictionaries(ranks, counts),
+    st.dictionaries(ranks, seconds),
+    st.dictionaries(ranks, seconds),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+
+@given(steps | directives)
+def test_any_record_survives_its_line(record: StepTiming | Directive) -> None:
+    assert decode(encode(record)) == record
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_refused(line: bytes) -> None:
+    try:
+        encode(decode(line))
+    except ContractError:
+        return
+
+
+@given(steps | directives, st.data())
+def test_a_record_with_one_value_replaced_is_a_record_or_refused(
+    record: StepTiming | Directive, data: st.DataObject
+) -> None:
+    document = json.loads(encode(record))
+    document[data.draw(st.sampled_from(sorted(document)))] = data.draw(json_values)
+    try:
+        encode(decode(json.dumps(document).encode()))
+    except ContractError:
+        return

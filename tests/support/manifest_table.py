@@ -1,0 +1,231 @@
+"""Manifests that must be accepted or refused, each as a change to the smallest valid one.
+
+`judge` says who refuses beside our parser: the CRD's schema, one of its CEL rules, or the API
+server itself (routing and ObjectMeta, of which a CRD may bound the name only).
+"""
+# ruff: noqa: E501 - a table: a case a line
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+GONE = object()
+"""As the value of a change: the field is taken out."""
+
+
+def smallest() -> dict[str, Any]:
+    """A manifest with nothing but what is required, at two sites of three and one workers."""
+    return {
+        "apiVersion": "dlion.dev/v1alpha1",
+        "kind": "DLionJob",
+        "metadata": {"name": "digits"},
+        "spec": {
+            "sites": [
+                {"name": "plant-a", "groups": [{"name": "small", "workers": 3}]},
+                {"name": "plant-b", "groups": [{"name": "large", "workers": 1}]},
+            ],
+            "trainer": {
+                "program": {"builtin": "digits"},
+                "dataset": {"name": "digits"},
+                "stop": {"maxSteps": 100},
+            },
+        },
+    }
+
+
+def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy with values put at dotted paths; a number is an index."""
+    result = copy.deepcopy(document)
+    for path, value in changes.items():
+        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+        place: Any = result
+        for step in parents:
+            place = place[step] if isinstance(step, int) else place.setdefault(step, {})
+        if value is GONE:
+            del place[last]
+        else:
+            place[last] = value
+    return result
+
+
+@dataclass(frozen=True)
+class Case:
+    """`path` is where our parser finds the (first) problem; empty: accepted by all."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    path: str = ""
+    judge: Literal["schema", "rule", "server"] = "schema"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return changed(smallest(), self.changes)
+
+
+DATASET, STOP, OPTIMIZER = "spec.trainer.dataset", "spec.trainer.stop", "spec.trainer.optimizer"
+GBS, EXCHANGE, GROUP = "spec.batching.globalBatchSize", "spec.exchange", "spec.sites.0.groups.0"
+PROGRAM, TRANSFER, SYNC = "spec.trainer.program", "spec.knowledgeTransfer", "spec.synchronization"
+
+
+def _site(name: str, workers: int = 1) -> dict[str, Any]:
+    return {"name": name, "groups": [{"name": "g", "workers": workers}]}
+
+
+ACCEPTED = [
+    Case("nothing but what is required"),
+    Case("a run id", {"spec.runId": "2026-a"}),
+    Case("a job name of 32 characters", {"metadata.name": "j" * 32}),
+    Case("labels and annotations", {"metadata.labels": {"a": "b"}, "metadata.annotations": {"c": ""}}),
+    Case("a namespace", {"metadata.namespace": "ml"}),
+    Case("what a cluster writes into metadata", {"metadata.uid": "1", "metadata.generation": 3}),
+    Case("a status, which is not read", {"status": {"observedGeneration": 1}}),
+    Case("unequal groups at a site", {"spec.sites.0.groups": [
+        {"name": "small", "workers": 2}, {"name": "gpu", "workers": 1}]}),
+    Case("quantities as strings and integers", {f"{GROUP}.resources": {
+        "requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": 2}}}),
+    Case("a node selector", {f"{GROUP}.nodeSelector": {"kubernetes.io/arch": "arm64"}}),
+    Case("a quorum of all sites", {"spec.minSites": 2}),
+    Case("64 sites", {"spec.sites": [_site(f"s{i}") for i in range(64)]}),
+    Case("a program in a module", {PROGRAM: {"module": "pkg.mod"}}),
+    Case("a program in a file", {PROGRAM: {"file": "models/net.py"}}),
+    Case("a program in a config map", {PROGRAM: {"configMap": {"name": "net", "key": "net.py"}}}),
+    Case("a program with data of its own", {PROGRAM: {"file": "net.py"}, DATASET: GONE}),
+    Case("a keras data set", {f"{DATASET}.name": "keras:fashion_mnist"}),
+    Case("files by path", {DATASET: {"path": "data/train", "format": "tfrecord"}}),
+    Case("a held-out path", {DATASET: {
+        "path": "train.npz", "format": "npz", "evaluationPath": "test.npz"}}),
+    Case("a watched path", {DATASET: {"path": "images", "format": "images", "watch": True}}),
+    Case("classes by site", {f"{DATASET}.partition": "bySite", f"{DATASET}.siteClasses": [
+        {"site": "plant-b", "classes": [5, 6]}, {"site": "plant-a", "classes": [0, 5]}]}),
+    Case("bySite without classes", {f"{DATASET}.partition": "bySite"}),
+    Case("a skewed partition", {f"{DATASET}.partition": "dirichlet", f"{DATASET}.dirichletAlpha": 0.1}),
+    Case("adam", {OPTIMIZER: {"name": "adam", "learningRate": 0.001}}),
+    Case("an integer where a number may stand", {f"{OPTIMIZER}.learningRate": 1}),
+    Case("an integral float where an integer may stand", {"spec.minSites": 2.0}),
+    Case("nesterov with momentum", {f"{OPTIMIZER}.nesterov": True}),
+    Case("frozen variables", {"spec.trainer.freeze": ["encoder*", "conv2d/kernel"]}),
+    Case("several ends", {STOP: {"maxSeconds": 60, "targetAccuracy": 0.9, "maxEpochs": 3}}),
+    Case("an endless run", {STOP: {"continuous": True}}),
+    Case("an empty object takes its defaults", {"spec.exchange": {}, "spec.tls": {}}),
+    Case("a null counts as absent", {"spec.exchange": None, "spec.suspend": None}),
+    Case("the published form", {f"{EXCHANGE}.policy": "dlion-published", f"{EXCHANGE}.weighting": "dlion_ratio"}),
+    Case("backup workers", {SYNC: {"mode": "backup", "backupWorkers": 1}}),
+    Case("a CA in a secret", {"spec.tls": {"mode": "Secret", "secretName": "ca"}}),
+    Case("a cert-manager issuer", {"spec.tls": {"mode": "CertManager", "issuerName": "ca"}}),
+    Case("Kueue manages it", {"spec.managedBy": "kueue.x-k8s.io/multikueue"}),
+    Case("deadlines", {"spec.activeDeadlineSeconds": 60, "spec.ttlSecondsAfterFinished": 0}),
+    Case("any pod template", {"spec.podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
+        "tolerations": [{"operator": "Exists", "tolerationSeconds": None}]}}}),
+    Case("a limit exactly met", {f"{TRANSFER}.lambda": 1, f"{DATASET}.keepFraction": 1.0}),
+]  # fmt: skip
+
+REFUSED = [
+    Case("an unknown field", {"spec.tranier": {}}, "spec.tranier"),
+    Case("an unknown field deep down", {f"{OPTIMIZER}.lr": 0.1}, f"{OPTIMIZER}.lr"),
+    Case("an unknown field of an item", {f"{GROUP}.count": 1}, "spec.sites[0].groups[0].count"),
+    Case("no spec", {"spec": GONE}, "spec"),
+    Case("no name", {"metadata.name": GONE}, "metadata.name"),
+    Case("another version", {"apiVersion": "dlion.dev/v1"}, "apiVersion"),
+    Case("another kind", {"kind": "Job"}, "kind"),
+    Case("a long job name", {"metadata.name": "j" * 33}, "metadata.name"),
+    Case("a job name with a digit first", {"metadata.name": "1st"}, "metadata.name"),
+    Case("a job name with a dot", {"metadata.name": "a.b"}, "metadata.name"),
+    Case("a job name in capitals", {"metadata.name": "Digits"}, "metadata.name"),
+    Case("a job name with a line end", {"metadata.name": "digits\n"}, "metadata.name"),
+    Case("a bad namespace", {"metadata.namespace": "A"}, "metadata.namespace", "server"),
+    Case("unknown metadata", {"metadata.nmae": "a"}, "metadata.nmae", "server"),
+    Case("a label that is no string", {"metadata.labels": {"a": 1}}, "metadata.labels.a", "server"),
+    Case("a run id that is no string", {"spec.runId": 1}, "spec.runId"),
+    Case("a long run id", {"spec.runId": "r" * 25}, "spec.runId"),
+    Case("an empty run id", {"spec.runId": ""}, "spec.runId"),
+    Case("no sites", {"spec.sites": GONE}, "spec.sites"),
+    Case("an empty list of sites", {"spec.sites": []}, "spec.sites"),
+    Case("sites that are null", {"spec.sites": None}, "spec.sites"),
+    Case("sites that are a mapping", {"spec.sites": {"plant-a": {}}}, "spec.sites"),
+    Case("65 sites", {"spec.sites": [_site(f"s{i}") for i in range(65)]}, "spec.sites"),
+    Case("a site twice", {"spec.sites": [_site("a"), _site("a")]}, "spec.sites[1].name"),
+    Case("a group twice", {"spec.sites.0.groups": [{"name": "g", "workers": 1}] * 2},
+         "spec.sites[0].groups[1].name"),
+    Case("a null in a list", {"spec.sites.1": None}, "spec.sites[1]"),
+    Case("a site name with an underscore", {"spec.sites.0.name": "plant_a"}, "spec.sites[0].name"),
+    Case("a long group name", {f"{GROUP}.name": "g" * 17}, "spec.sites[0].groups[0].name"),
+    Case("no workers", {f"{GROUP}.workers": 0}, "spec.sites[0].groups[0].workers"),
+    Case("half a worker", {f"{GROUP}.workers": 1.5}, "spec.sites[0].groups[0].workers"),
+    Case("workers in quotes", {f"{GROUP}.workers": "3"}, "spec.sites[0].groups[0].workers"),
+    Case("workers that are true", {f"{GROUP}.workers": True}, "spec.sites[0].groups[0].workers"),
+    Case("a thousand workers", {f"{GROUP}.workers": 1000}, "spec.sites[0].groups[0].workers"),
+    Case("no quantity", {f"{GROUP}.resources.limits": {"cpu": "two"}},
+         "spec.sites[0].groups[0].resources.limits.cpu"),
+    Case("a quantity that is a float", {f"{GROUP}.resources.limits": {"cpu": 0.5}},
+         "spec.sites[0].groups[0].resources.limits.cpu"),
+    Case("a program that does not exist", {f"{PROGRAM}.builtin": "resnet"}, f"{PROGRAM}.builtin"),
+    Case("two programs", {f"{PROGRAM}.file": "a.py"}, PROGRAM, "rule"),
+    Case("no program", {PROGRAM: {}}, PROGRAM, "rule"),
+    Case("a program that is no Python", {PROGRAM: {"file": "net.txt"}}, f"{PROGRAM}.file"),
+    Case("a module that is a path", {PROGRAM: {"module": "pkg/mod"}}, f"{PROGRAM}.module"),
+    Case("half a config map", {PROGRAM: {"configMap": {"name": "net"}}}, f"{PROGRAM}.configMap.key"),
+    Case("a built-in program without data", {DATASET: GONE}, DATASET, "rule"),
+    Case("data by name and by path", {f"{DATASET}.path": "x", f"{DATASET}.format": "npz"}, DATASET, "rule"),
+    Case("a path without a format", {DATASET: {"path": "x"}}, f"{DATASET}.format", "rule"),
+    Case("a held-out path without a path", {f"{DATASET}.evaluationPath": "x"},
+         f"{DATASET}.evaluationPath", "rule"),
+    Case("an unknown data set", {f"{DATASET}.name": "imagenet"}, f"{DATASET}.name"),
+    Case("everything held out", {f"{DATASET}.evaluationFraction": 1}, f"{DATASET}.evaluationFraction"),
+    Case("classes without bySite", {f"{DATASET}.siteClasses": [
+        {"site": "plant-a", "classes": [0]}, {"site": "plant-b", "classes": [1]}]},
+         f"{DATASET}.siteClasses", "rule"),
+    Case("classes of a site that is not there", {f"{DATASET}.partition": "bySite",
+         f"{DATASET}.siteClasses": [{"site": "plant-a", "classes": [0]}, {"site": "x", "classes": [1]}]},
+         f"{DATASET}.siteClasses", "rule"),
+    Case("a site without classes", {f"{DATASET}.partition": "bySite",
+         f"{DATASET}.siteClasses": [{"site": "plant-a", "classes": [0]}]},
+         f"{DATASET}.siteClasses", "rule"),
+    Case("a class twice", {f"{DATASET}.keepClasses": [1, 2, 1]}, f"{DATASET}.keepClasses[2]"),
+    Case("a negative class", {f"{DATASET}.keepClasses": [-1]}, f"{DATASET}.keepClasses[0]"),
+    Case("watching a data set by name", {f"{DATASET}.watch": True}, f"{DATASET}.watch", "rule"),
+    Case("a truth value in quotes", {f"{DATASET}.watch": "true"}, f"{DATASET}.watch"),
+    Case("a learning rate of 0", {f"{OPTIMIZER}.learningRate": 0}, f"{OPTIMIZER}.learningRate"),
+    Case("a momentum of 1", {f"{OPTIMIZER}.momentum": 1}, f"{OPTIMIZER}.momentum"),
+    Case("nesterov without momentum", {OPTIMIZER: {"nesterov": True, "momentum": 0}},
+         f"{OPTIMIZER}.nesterov", "rule"),
+    Case("nesterov with adam", {OPTIMIZER: {"nesterov": True, "name": "adam"}},
+         f"{OPTIMIZER}.nesterov", "rule"),
+    Case("a number that is none", {f"{OPTIMIZER}.learningRate": math.nan}, f"{OPTIMIZER}.learningRate"),
+    Case("an infinite number", {f"{OPTIMIZER}.learningRate": math.inf}, f"{OPTIMIZER}.learningRate"),
+    Case("no end", {STOP: GONE}, STOP),
+    Case("an empty end", {STOP: {}}, STOP, "rule"),
+    Case("an end that is not one", {STOP: {"continuous": False}}, STOP, "rule"),
+    Case("an accuracy in percent", {STOP: {"targetAccuracy": 96}}, f"{STOP}.targetAccuracy"),
+    Case("too many frozen patterns", {"spec.trainer.freeze": [f"v{i}" for i in range(65)]},
+         "spec.trainer.freeze"),
+    Case("an empty pattern", {"spec.trainer.freeze": [""]}, "spec.trainer.freeze[0]"),
+    Case("a text for an object", {"spec.trainer": "digits"}, "spec.trainer"),
+    Case("a list for an object", {"spec.batching": []}, "spec.batching"),
+    Case("a batch above its maximum", {f"{GBS}.initial": 6000}, f"{GBS}.initial", "rule"),
+    Case("a batch with too few samples", {f"{GROUP}.workers": 999}, f"{GBS}.initial", "rule"),
+    Case("a factor that does not grow", {f"{GBS}.factor": 1}, f"{GBS}.factor"),
+    Case("fractions the wrong way round", {f"{GBS}.warmupFraction": 0.5},
+         f"{GBS}.warmupFraction", "rule"),
+    Case("an unknown policy", {f"{EXCHANGE}.policy": "DLion"}, f"{EXCHANGE}.policy"),
+    Case("an unknown codec", {f"{EXCHANGE}.codec": "float8"}, f"{EXCHANGE}.codec"),
+    Case("the published form without its weights", {f"{EXCHANGE}.policy": "dlion-published"},
+         f"{EXCHANGE}.weighting", "rule"),
+    Case("no backup worker", {f"{SYNC}.mode": "backup"}, f"{SYNC}.backupWorkers", "rule"),
+    Case("only backup workers", {SYNC: {"mode": "backup", "backupWorkers": 4}},
+         f"{SYNC}.backupWorkers", "rule"),
+    Case("a lambda above 1", {f"{TRANSFER}.lambda": 1.01}, f"{TRANSFER}.lambda"),
+    Case("a quorum above the sites", {"spec.minSites": 3}, "spec.minSites", "rule"),
+    Case("small messages", {"spec.network.maxMessageBytes": 1000}, "spec.network.maxMessageBytes"),
+    Case("a secret that is not named", {"spec.tls": {"mode": "Secret"}}, "spec.tls.secretName", "rule"),
+    Case("a secret that is not used", {"spec.tls.secretName": "ca"}, "spec.tls.secretName", "rule"),
+    Case("an issuer that is not named", {"spec.tls": {"mode": "CertManager"}},
+         "spec.tls.issuerName", "rule"),
+    Case("a manager without a domain", {"spec.managedBy": "kueue"}, "spec.managedBy"),
+    Case("a deadline of 0", {"spec.activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),
+    Case("a pod template that is a list", {"spec.podTemplate": []}, "spec.podTemplate"),
+]  # fmt: skip
+
+CASES = [*ACCEPTED, *REFUSED]

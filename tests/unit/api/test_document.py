@@ -1,0 +1,214 @@
+"""Declared documents: strict parsing with every problem at once, rendering, explanation.
+
+Proves: each kind of problem, with path, value, what is allowed, advice and line; rules are asked
+only about sound fields; what was parsed renders and parses to the same; hostile input is refused
+in little time. Leaves out: the schema (tests/contract) and the manifest's own fields.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+
+from dlion_api.document import (
+    Limits,
+    Rule,
+    at_most_one,
+    exactly_one,
+    explain,
+    parse,
+    schema,
+    setting,
+    to_document,
+)
+from dlion_api.errors import Problem, SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One wheel."""
+
+    name: str = setting("name of the wheel.", pattern="[a-z]+", max_length=8)
+    spokes: int = setting("number of spokes.", default=32, minimum=0, maximum=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cart:
+    """A cart with wheels."""
+
+    owner: str = setting("who owns it.", max_length=10)
+    colour: Literal["red", "blue"] = setting("its colour.", default="red")
+    load_kg: float = setting("what it carries.", default=0.0, minimum=0, below=100, unit="kg")
+    covered: bool = setting("whether it has a roof.", default=False)
+    wheels: tuple[Wheel, ...] = setting("its wheels.", default=(), key="name", max_items=4)
+    tags: tuple[Annotated[str, Limits(max_length=4)], ...] = setting(
+        "tags.", default=(), unique=True, max_items=3
+    )
+    papers: Mapping[str, Annotated[str, Limits(max_length=5)]] = setting(
+        "papers.", default={}, max_items=2
+    )
+    anything: Mapping[str, Any] | None = setting("not checked.", default=None)
+    horse: str | None = setting("pulled by a horse.", default=None, max_length=9)
+    ox: str | None = setting("pulled by an ox.", default=None, max_length=9)
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        at_most_one(horse="horse", ox="ox"),
+        Rule(
+            cel="self.loadKg <= 10.0 || size(self.wheels) >= 2",
+            message="a heavy cart needs two wheels",
+            holds=lambda it: it.load_kg <= 10 or len(it.wheels) >= 2,
+            reads=("loadKg", "wheels"),
+        ),
+    )
+
+
+def problems(document: object, lines: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
+    with pytest.raises(SpecError) as caught:
+        parse(Cart, document, source="cart.yaml", lines=lines)
+    return caught.value.problems
+
+
+def test_defaults_are_filled_in_and_all_of_it_renders_back() -> None:
+    cart = parse(Cart, {"owner": "ann", "wheels": [{"name": "a"}], "anything": {"x": [None, 1]}})
+    assert cart.wheels == (Wheel(name="a", spokes=32),)
+    document = to_document(cart)
+    assert document["wheels"] == [{"name": "a", "spokes": 32}]
+    assert "horse" not in document
+    assert parse(Cart, document) == cart
+
+
+def test_all_problems_are_said_at_once_in_the_order_of_the_text() -> None:
+    document = {
+        "colour": "green",
+        "loadkg": 5,
+        "covered": "yes",
+        "wheels": [{"name": "a"}, {"name": "a", "spokes": 65}, {}],
+        "horse": "h",
+        "ox": "o",
+    }
+    lines = {"": 1, "colour": 1, "loadkg": 2, "covered": 3, "wheels": 4, "wheels[1]": 6,
+             "wheels[1].name": 6, "wheels[1].spokes": 7, "wheels[2]": 8, "horse": 9}  # fmt: skip
+    found = [(p.line, p.path) for p in problems(document, lines)]
+    assert found == [
+        (1, "owner"),
+        (1, "colour"),
+        (1, "(document)"),
+        (2, "loadkg"),
+        (3, "covered"),
+        (6, "wheels[1].name"),
+        (7, "wheels[1].spokes"),
+        (8, "wheels[2].name"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value", "allowed"),
+    [
+        ({"loadKg": 100}, "loadKg", "100", "at least 0, below 100"),
+        ({"loadKg": float("nan")}, "loadKg", "nan", "at least 0, below 100"),
+        ({"loadKg": float("-inf")}, "loadKg", "-inf", "at least 0, below 100"),
+        ({"loadKg": 10**400}, "loadKg", "an integer of 1329 bits", "at least 0, below 100"),
+        ({"colour": "green"}, "colour", '"green"', "red, blue"),
+        ({"covered": 1}, "covered", "1", "true, false"),
+        ({"owner": "x" * 11}, "owner", '"xxxxxxxxxxx"', "up to 10"),
+        ({"wheels": "none"}, "wheels", '"none"', ""),
+        ({"wheels": [{"name": "A"}]}, "wheels[0].name", '"A"', "[a-z]+"),
+        ({"tags": ["a", "b", "c", "d"]}, "tags", "4", "at most 3"),
+        ({"tags": ["a", "a"]}, "tags[1]", '"a"', "once"),
+        ({"papers": {"a": "b" * 6}}, "papers.a", '"bbbbbb"', "up to 5"),
+        ({"papers": {"a": "", "b": "", "c": ""}}, "papers", "3", "at most 2"),
+        ({"anything": {"a": object()}}, "anything", "a object", "strings, numbers"),
+        ({"owner": 7}, "owner", "7", ""),
+    ],
+)
+def test_a_problem_says_the_value_and_what_is_allowed(
+    change: dict[str, Any], path: str, value: str, allowed: str
+) -> None:
+    (problem,) = problems({"owner": "ann"} | change)
+    assert (problem.path, problem.value) == (path, value)
+    assert problem.allowed.startswith(allowed)
+
+
+def test_an_unknown_field_names_the_nearest_known_one() -> None:
+    (problem,) = problems({"owner": "ann", "whels": []})
+    assert problem.path == "whels"
+    assert problem.advice == "Did you mean wheels?"
+    assert "colour" in problem.allowed
+
+
+def test_what_is_missing_bears_the_line_of_what_is_around_it() -> None:
+    lines = {"": 1, "wheels": 3, "wheels[0]": 4}
+    (problem,) = problems({"owner": "ann", "wheels": [{"spokes": 3}]}, lines)
+    assert (problem.path, problem.line) == ("wheels[0].name", 4)
+    assert str(problem).startswith("line 4: wheels[0].name: is missing; allowed: a string.")
+
+
+def test_a_rule_is_asked_only_about_sound_fields() -> None:
+    heavy = {"owner": "ann", "loadKg": 50}
+    assert [p.message for p in problems(heavy)] == ["a heavy cart needs two wheels"]
+    unsound = heavy | {"wheels": [{"name": "A"}]}
+    assert [p.path for p in problems(unsound)] == ["wheels[0].name"]
+    elsewhere = heavy | {"colour": "green"}
+    assert [p.path for p in problems(elsewhere)] == ["colour", "loadKg"]
+
+
+def test_exactly_one_of_several_fields() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Choice:
+        a_b: int | None = setting("a.", default=None, minimum=0, maximum=9)
+        c: int | None = setting("c.", default=None, minimum=0, maximum=9)
+        rules: ClassVar[tuple[Rule, ...]] = (exactly_one(a_b="aB", c="c"),)
+
+    assert parse(Choice, {"aB": 0}).a_b == 0
+    for wrong in ({}, {"aB": 1, "c": 2}):
+        with pytest.raises(SpecError, match="exactly one of aB, c must be given"):
+            parse(Choice, wrong)
+    (rule,) = schema(Choice)["x-kubernetes-validations"]
+    assert rule["rule"] == "(has(self.aB) ? 1 : 0) + (has(self.c) ? 1 : 0) == 1"
+
+
+@pytest.mark.parametrize("document", [None, [], "cart", 3, {1: 2}, {None: 1}])
+def test_what_is_no_mapping_of_names_is_refused(document: object) -> None:
+    assert problems(document)[0].path == "(document)"
+
+
+def test_a_deep_or_endless_value_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    (problem,) = problems({"owner": "ann", "anything": endless})
+    assert "too deep" in problem.message
+
+
+def test_paths_with_odd_characters_end() -> None:
+    found = problems({"owner": "ann", "].[": 1, ".": 2}, {"owner": 1})
+    assert [p.line for p in found] == [None, None]
+
+
+def test_a_flood_of_unknown_fields_is_cut_short() -> None:
+    began = time.process_time()
+    found = problems({"owner": "ann"} | {f"x{i}": i for i in range(20_000)})
+    assert time.process_time() - began < 5
+    assert len(found) == 101
+    assert "19900 more" in found[-1].message
+
+
+def test_an_explanation_says_type_default_bounds_and_rules() -> None:
+    field = explain(Cart, "loadKg")
+    assert field.type == "number"
+    assert field.doc == "What it carries. In kg."
+    assert field.allowed == "at least 0, below 100"
+    assert (field.required, field.default) == (False, 0.0)
+    wheels = explain(Cart, "wheels")
+    assert wheels.type == "list of object"
+    assert [child.path for child in wheels.children] == ["wheels.name", "wheels.spokes"]
+    assert explain(Cart, "wheels[2].name").required
+    assert "a heavy cart needs two wheels" in explain(Cart).rules
+
+
+def test_explaining_an_unknown_field_names_the_nearest() -> None:
+    with pytest.raises(SpecError, match="Did you mean spokes"):
+        explain(Cart, "wheels.spoke")

@@ -1,0 +1,133 @@
+"""The manifest's model: ranks, hash, what may change in mid-run, and the status' one word.
+
+Proves: ranks follow the manifest's order; the hash ignores exactly the fields that sites may
+differ in and whether defaults are written out; transition rules. Leaves out: single fields and
+rules (tests/contract).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_api.names import JobKey
+from dlion_api.spec import change_problems, load_job
+from dlion_api.status import Condition, State, state_of
+from manifest_table import ACCEPTED, Case, changed, smallest
+
+GROUP = "spec.sites.0.groups.0"
+EXEMPT: dict[str, Any] = {
+    f"{GROUP}.workers": 7,
+    f"{GROUP}.resources": {"limits": {"cpu": 2}},
+    f"{GROUP}.nodeSelector": {"disk": "ssd"},
+    "spec.trainer.image": "trainer:2",
+    "spec.suspend": True,
+    "spec.activeDeadlineSeconds": 60,
+    "spec.startDeadlineSeconds": 60,
+    "spec.ttlSecondsAfterFinished": 60,
+    "spec.podTemplate": {"spec": {"hostNetwork": False}},
+    "spec.checkpoint": {"everySeconds": 10},
+    "metadata.labels": {"a": "b"},
+}
+HASHED: dict[str, Any] = {
+    "spec.runId": "2",
+    "spec.sites.0.name": "plant-c",
+    f"{GROUP}.name": "tiny",
+    "spec.minSites": 2,
+    "spec.trainer.seed": 2,
+    "spec.trainer.stop.maxSteps": 101,
+    "spec.trainer.freeze": ["encoder*"],
+    "spec.batching": {"globalBatchSize": {"initial": 100}},
+    "spec.exchange": {"codec": "float32"},
+    "spec.synchronization": {"maxStaleness": 4},
+    "spec.knowledgeTransfer": {"lambda": 0.5},
+    "spec.network": {"linkShape": "perPeer"},
+    "spec.maxRestarts": 3,
+}
+MAY_CHANGE = {
+    *EXEMPT,
+    "spec.minSites",
+    "spec.maxRestarts",
+} - {"spec.trainer.image", f"{GROUP}.resources", f"{GROUP}.nodeSelector"}
+
+
+def test_ranks_count_through_sites_groups_and_workers() -> None:
+    job = load_job(smallest())
+    assert [worker.name for worker in job.workers()] == [
+        "plant-a/small-0", "plant-a/small-1", "plant-a/small-2", "plant-b/large-0"
+    ]  # fmt: skip
+    assert [worker.rank for worker in job.workers()] == [0, 1, 2, 3]
+    assert job.key == JobKey("default", "digits", "1")
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name)
+def test_writing_defaults_out_changes_neither_job_nor_hash(case: Case) -> None:
+    job = load_job(case.document)
+    again = load_job(job.to_document())
+    assert again == job
+    assert again.hash() == job.hash()
+
+
+@pytest.mark.parametrize("path", EXEMPT)
+def test_the_hash_ignores_what_sites_may_differ_in(path: str) -> None:
+    other = load_job(changed(smallest(), {path: EXEMPT[path]}))
+    assert other.hash() == load_job(smallest()).hash()
+
+
+@pytest.mark.parametrize("path", HASHED)
+def test_the_hash_follows_everything_else(path: str) -> None:
+    other = load_job(changed(smallest(), {path: HASHED[path]}))
+    assert other.hash() != load_job(smallest()).hash()
+
+
+def test_the_hash_does_not_see_how_numbers_and_mappings_are_written() -> None:
+    first = changed(smallest(), {"spec.trainer.optimizer": {"momentum": 0, "learningRate": 1}})
+    other = changed(smallest(), {"spec.trainer.optimizer": {"learningRate": 1.0, "momentum": 0.0}})
+    assert load_job(first).hash() == load_job(other).hash()
+
+
+@pytest.mark.parametrize("path", {**EXEMPT, **HASHED})
+def test_what_may_change_while_a_run_lasts(path: str) -> None:
+    old = load_job(smallest())
+    new = load_job(changed(smallest(), {path: {**EXEMPT, **HASHED}[path]}))
+    found = change_problems(old, new, run_ended=False)
+    assert (found == []) == (path in MAY_CHANGE)
+    if path == "spec.runId":
+        assert [p.path for p in found] == ["spec.runId"]
+        assert change_problems(old, new, run_ended=True) == []
+    else:
+        again = load_job(changed(new.to_document(), {"spec.runId": "2"}))
+        assert change_problems(old, again, run_ended=True) == []
+
+
+def condition(type_: str, status: str = "True", reason: str = "Any") -> Condition:
+    return Condition(
+        type=type_,
+        status=status,  # type: ignore[arg-type]
+        reason=reason,
+        last_transition_time="2026-01-31T12:00:00Z",
+    )
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state"),
+    [
+        ([], State.PENDING),
+        ([condition("Ready", "False", "WorkersStarting")], State.PENDING),
+        ([condition("Ready", "False", "WaitingForPeers")], State.WAITING),
+        ([condition("Ready", "False", "BelowQuorum")], State.WAITING),
+        ([condition("Ready", reason="Training")], State.TRAINING),
+        ([condition("Ready"), condition("Degraded")], State.DEGRADED),
+        ([condition("Ready"), condition("Degraded", "False")], State.TRAINING),
+        ([condition("Ready", reason="Suspended"), condition("Suspended")], State.SUSPENDED),
+        ([condition("Ready", reason="NotSelected")], State.NOT_SELECTED),
+        ([condition("Ready", "False"), condition("Failed"), condition("Degraded")], State.FAILED),
+        ([condition("Ready", reason="Completed"), condition("Succeeded")], State.SUCCEEDED),
+    ],
+)
+def test_the_state_is_one_word_for_the_conditions(
+    conditions: list[Condition], state: State
+) -> None:
+    assert state_of(conditions) is state
+    assert state_of(reversed(conditions)) is state
