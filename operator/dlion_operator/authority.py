@@ -1,0 +1,218 @@
+"""A site's certificate authority and its workers' tokens, both in memory.
+
+Called by the coordinator when a worker sends a certificate signing request. Owns the authority's
+key, which never leaves the process; each site of a run has an authority of its own. Does not
+decide who may join: whoever calls `sign` has checked a token first.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from dlion_api.errors import ContractError
+from dlion_api.names import DNS_LABEL, JobKey, SiteName, WorkerIdentity
+
+LIFE = timedelta(hours=24)
+BACKDATED = timedelta(minutes=10)
+"""How far `notBefore` lies back: the only allowance for clocks that differ between sites."""
+
+AUTHORITY_LIFE = timedelta(days=365)
+MAX_REQUEST_BYTES = 8192
+MAX_LABEL_LENGTH = 63
+WORKER_LABELS = 7
+"""Worker, group, run, job, namespace, site, `dlion`: none of them may hold a dot of its own."""
+
+MAX_NAME_LENGTH = 253
+
+
+@dataclass(frozen=True)
+class ServerIdentity:
+    """What a server of this site itself presents: key and certificate chain, PEM."""
+
+    key_pem: bytes
+    certificate_chain_pem: bytes
+
+
+class Authority:
+    """One site's certificate authority (EC P-256), valid for this process's life."""
+
+    def __init__(
+        self, site: SiteName, *, life: timedelta = LIFE, now: datetime | None = None
+    ) -> None:
+        self.site = site
+        self._life = life
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._certificate = _authority_certificate(self._key, site, now or datetime.now(UTC))
+
+    @property
+    def bundle_pem(self) -> bytes:
+        """The public certificate that other sites trust this one by."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def sign(
+        self, csr_pem: bytes, worker: WorkerIdentity, job: JobKey, *, now: datetime | None = None
+    ) -> bytes:
+        """Certificate chain (PEM) for that worker of that run.
+
+        Takes the public key from the request and *nothing else*: the names are the worker's own,
+        whatever the request asks for.
+
+        Raises:
+            ContractError: The worker is another site's, the request is malformed, its signature
+                or its kind of key is wrong, or the names are not fit for a certificate.
+        """
+        if worker.site != self.site:
+            raise ContractError(
+                f"worker {worker.name}: the authority of site {self.site} signs for its own"
+                f" workers only (given: site {worker.site}); ask that site's coordinator"
+            )
+        dns_name = _checked_dns_name(worker.dns_name(job), WORKER_LABELS)
+        certificate = self._issue(
+            _public_key(csr_pem),
+            [x509.UniformResourceIdentifier(worker.spiffe_id(job)), x509.DNSName(dns_name)],
+            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
+            now or datetime.now(UTC),
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def server_identity(self, dns_name: str, *, now: datetime | None = None) -> ServerIdentity:
+        """Key and certificate for a server in this very process (the coordinator)."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._issue(
+            key.public_key(),
+            [x509.DNSName(_checked_dns_name(dns_name))],
+            [ExtendedKeyUsageOID.SERVER_AUTH],
+            now or datetime.now(UTC),
+        )
+        return ServerIdentity(
+            key_pem=key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+            certificate_chain_pem=certificate.public_bytes(serialization.Encoding.PEM),
+        )
+
+    def _issue(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        names: Sequence[x509.GeneralName],
+        usages: Sequence[x509.ObjectIdentifier],
+        now: datetime,
+    ) -> x509.Certificate:
+        issuer_id = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        return (
+            x509.CertificateBuilder()
+            # No common name: it is limited to 64 characters, and nobody reads it.
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "dlion")]))
+            .issuer_name(self._certificate.subject)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - BACKDATED)
+            .not_valid_after(min(now + self._life, self._certificate.not_valid_after_utc))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id.value),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+class Tokens:
+    """Random tokens, one per worker of a run, for runs without a cluster to issue them."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[JobKey, WorkerIdentity], str] = {}
+
+    def issue(self, worker: WorkerIdentity, job: JobKey) -> str:
+        """That worker's token; the same one when asked again."""
+        return self._tokens.setdefault((job, worker), secrets.token_urlsafe(32))
+
+    def verify(self, token: str, worker: WorkerIdentity, job: JobKey) -> bool:
+        """Whether that token is that worker's, compared in constant time."""
+        expected = self._tokens.get((job, worker), "")
+        # Compared even where nothing was issued, so that timing tells nothing either way.
+        return hmac.compare_digest(token.encode(), expected.encode()) and bool(expected)
+
+
+def _authority_certificate(
+    key: ec.EllipticCurvePrivateKey, site: SiteName, now: datetime
+) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"dlion site {site}")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + AUTHORITY_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _public_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
+    if len(csr_pem) > MAX_REQUEST_BYTES:
+        raise ContractError(
+            f"certificate signing request of {len(csr_pem)} bytes; allowed: {MAX_REQUEST_BYTES}"
+        )
+    try:
+        request = x509.load_pem_x509_csr(csr_pem)
+        signed = request.is_signature_valid
+        key = request.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ContractError(f"certificate signing request cannot be read: {error}") from error
+    if not signed:
+        raise ContractError("certificate signing request is not signed by its own key")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ContractError(
+            f"certificate signing request carries a {type(key).__name__}; allowed: EC P-256"
+        )
+    return key
+
+
+def _checked_dns_name(name: str, label_count: int | None = None) -> str:
+    """The name, if it has so many labels, and they and the whole keep to what DNS allows."""
+    labels = name.split(".")
+    label_count = label_count or len(labels)
+    bad = [x for x in labels if len(x) > MAX_LABEL_LENGTH or not DNS_LABEL.fullmatch(x)]
+    if bad or len(labels) != label_count or len(name) > MAX_NAME_LENGTH:
+        raise ContractError(
+            f"{name!r} ({len(name)} characters) cannot be a certificate's name"
+            + (f" because of {', '.join(map(repr, bad))}" if bad else "")
+            + f"; allowed: {label_count} labels of a-z, 0-9 and '-' of at most {MAX_LABEL_LENGTH},"
+            f" at most {MAX_NAME_LENGTH} in all. Shorten the names of job, run, site or group"
+        )
+    return name

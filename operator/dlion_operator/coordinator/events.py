@@ -1,0 +1,100 @@
+"""The words between the coordinator's state machine and its skin: events in, instructions out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlion_api.names import WorkerIdentity
+from dlion_api.progress import ProgressRecord
+from dlion_api.refusals import RefusalReason
+
+
+@dataclass(frozen=True)
+class SignAsked:
+    """Somebody wants a certificate for that worker."""
+
+    run: str
+    worker: WorkerIdentity
+    token_ok: bool
+
+
+@dataclass(frozen=True)
+class JoinAsked:
+    """Somebody opened a join stream. `stream` is the skin's own number for it."""
+
+    stream: int
+    run: str
+    worker: WorkerIdentity
+    token_ok: bool
+    incarnation: int
+    exchange_address: str
+    measuring_address: str
+    spec_hash: str
+    known_version: int
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """A join stream is no more, whoever ended it."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class ReportArrived:
+    """Somebody sent progress. `now_s` is any monotonic clock's, for the rate limit."""
+
+    run: str
+    worker: WorkerIdentity
+    token_ok: bool
+    incarnation: int
+    sequence: int
+    records: tuple[ProgressRecord, ...]
+    finished: bool
+    now_s: float
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Whoever runs this coordinator wants the run to end."""
+
+    reason: str
+
+
+Event = SignAsked | JoinAsked | StreamEnded | ReportArrived | StopAsked
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer the call with this, and nothing else."""
+
+    reason: RefusalReason
+    message: str
+    known_incarnation: int | None = None
+
+
+@dataclass(frozen=True)
+class Accept:
+    """The call is in order: sign, keep the stream, answer the report."""
+
+
+@dataclass(frozen=True)
+class EndStream:
+    """A newer stream of the same worker has taken this one's place."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The membership, or the wish to stop, has changed: tell every stream."""
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Hand these records to whoever listens, in order."""
+
+    records: tuple[ProgressRecord, ...]
+
+
+Instruction = Refuse | Accept | EndStream | Publish | Deliver

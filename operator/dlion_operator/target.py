@@ -1,0 +1,39 @@
+"""When the job as a whole is accurate enough. Pure; called with every evaluation that comes in.
+
+`spec.trainer.stop.targetAccuracy` is judged on the mean over replicas, which no worker sees alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dlion_api.names import Rank
+from dlion_api.progress import EvaluationRecord
+
+
+class TargetWatch:
+    """The last accuracy of each replica, held against the target."""
+
+    def __init__(self, target_accuracy: float | None, ranks: Collection[Rank]) -> None:
+        self._target = target_accuracy
+        self._ranks = frozenset(ranks)
+        self._accuracy: dict[Rank, float] = {}
+
+    def left(self, rank: Rank) -> None:
+        """That replica no longer counts: it is lost for good."""
+        self._ranks -= {rank}
+
+    def take(self, record: EvaluationRecord) -> str | None:
+        """Why the run is over, once the mean over all replicas has reached the target."""
+        if record.final or self._target is None:
+            return None
+        self._accuracy[record.rank] = record.accuracy
+        known = [self._accuracy[rank] for rank in self._ranks if rank in self._accuracy]
+        if len(known) < len(self._ranks) or not known:
+            return None
+        mean = sum(known) / len(known)
+        if mean < self._target:
+            return None
+        return (
+            f"targetAccuracy {self._target:g} reached: mean over {len(known)} replicas {mean:.4f}"
+        )

@@ -1,0 +1,96 @@
+"""Facts: any bytes that arrive as a call become an event or a ContractError; over any timeline
+of joins, broken streams and reports, versions grow exactly when something is published, a worker's
+incarnation never goes back, and only a worker whose stream stands is ready.
+
+Left out: examples with their reasons (tests/unit/coordinator).
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.membership import MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.wire import coordination_pb2 as wire
+from dlion_operator.coordinator.events import (
+    Accept,
+    EndStream,
+    Event,
+    JoinAsked,
+    Publish,
+    ReportArrived,
+    StreamEnded,
+)
+from dlion_operator.coordinator.messages import checked_size, join_event, report_event, sign_event
+from dlion_operator.coordinator.state import Coordinator
+
+JOB = JobKey("default", "digits", "1")
+WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
+
+
+@given(st.binary(max_size=300), st.sampled_from(["sign", "join", "report"]))
+def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> None:
+    try:
+        if call == "sign":
+            sign = wire.SignRequest.FromString(content)
+            checked_size(sign)
+            sign_event(sign, token_ok=True)
+        elif call == "join":
+            join = wire.JoinRequest.FromString(content)
+            checked_size(join)
+            join_event(join, stream=1, token_ok=True)
+        else:
+            report = wire.ProgressReport.FromString(content)
+            checked_size(report)
+            report_event(report, token_ok=True, now_s=0.0)
+    except (ContractError, DecodeError):
+        return
+
+
+def joins(stream: int, rank: int, incarnation: int) -> JoinAsked:
+    return JoinAsked(stream, str(JOB), WORKERS[rank], True, incarnation, "h:1", "", "hash", 0)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "break", "leave"]), st.integers(0, 2), st.integers(1, 4)
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, int, int]]) -> None:
+    state = Coordinator(JOB, WORKERS, "hash")
+    streams: dict[int, int] = {}  # stands: stream → rank
+    newest: dict[int, int] = {}
+    for number, (what, rank, incarnation) in enumerate(steps):
+        event: Event
+        if what == "join":
+            event = joins(number, rank, incarnation)
+        elif what == "break":
+            stream = next((s for s, r in streams.items() if r == rank), -1)
+            streams.pop(stream, None)
+            event = StreamEnded(stream)
+        else:
+            event = ReportArrived(
+                str(JOB), WORKERS[rank], True, incarnation, number + 1, (), True, 0.0
+            )
+        before = state.membership().version
+        instructions = state.handle(event)
+        assert (state.membership().version > before) == (Publish() in instructions)
+        if what == "join" and Accept() in instructions:
+            streams[number] = rank
+            assert incarnation >= newest.get(rank, 0)
+            newest[rank] = incarnation
+        for instruction in instructions:
+            if isinstance(instruction, EndStream):
+                assert streams.pop(instruction.stream) == rank
+        assert sorted(streams.values()) == sorted(set(streams.values()))
+        for member in state.membership().members:
+            assert member.incarnation == newest[member.identity.rank]
+            if member.state is MemberState.READY:
+                assert member.identity.rank in streams.values()

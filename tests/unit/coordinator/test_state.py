@@ -1,0 +1,260 @@
+"""Facts: who is admitted and who is refused, and why; versions only grow; a broken stream loses a
+worker and a replaced one does not; a report is taken once, in its own name, within a rate; a wish
+to stop is published once. As timelines of events.
+
+Left out: wire messages and gRPC (tests/local/test_coordination.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dlion_api.membership import MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.progress import EventRecord, StepRecord
+from dlion_api.refusals import RefusalReason
+from dlion_operator.coordinator.allowance import BURST_RECORDS, RECORDS_PER_S
+from dlion_operator.coordinator.events import (
+    Accept,
+    Deliver,
+    EndStream,
+    Event,
+    Instruction,
+    JoinAsked,
+    Publish,
+    Refuse,
+    ReportArrived,
+    SignAsked,
+    StopAsked,
+    StreamEnded,
+)
+from dlion_operator.coordinator.state import Coordinator
+
+JOB = JobKey("default", "digits", "1")
+WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
+HASH = "5pec"
+
+
+def coordinator() -> Coordinator:
+    return Coordinator(JOB, WORKERS, HASH)
+
+
+def join(
+    rank: int = 0, *, stream: int, incarnation: int = 1, address: str = "a:1", known: int = 0
+) -> JoinAsked:
+    return JoinAsked(
+        stream=stream,
+        run=str(JOB),
+        worker=WORKERS[rank],
+        token_ok=True,
+        incarnation=incarnation,
+        exchange_address=address,
+        measuring_address="",
+        spec_hash=HASH,
+        known_version=known,
+    )
+
+
+def report(
+    rank: int = 0,
+    *,
+    sequence: int = 1,
+    incarnation: int = 1,
+    count: int = 1,
+    finished: bool = False,
+    now_s: float = 0.0,
+) -> ReportArrived:
+    record = EventRecord(0.0, Rank(rank), 0, "Tested", "")
+    records = (record,) * count
+    return ReportArrived(
+        str(JOB), WORKERS[rank], True, incarnation, sequence, records, finished, now_s
+    )
+
+
+def refused(instructions: tuple[Instruction, ...]) -> RefusalReason | None:
+    match instructions:
+        case (Refuse(reason),):
+            return reason
+    assert not any(isinstance(instruction, Refuse) for instruction in instructions)
+    return None
+
+
+def states(state: Coordinator) -> list[str]:
+    return [member.state.value for member in state.membership().members]
+
+
+def test_a_worker_of_the_manifest_is_admitted_and_published() -> None:
+    state = coordinator()
+    assert state.handle(join(1, stream=1, address="h:9")) == (Accept(), Publish())
+    membership = state.membership()
+    assert (membership.version, membership.expected_count, membership.job) == (1, 3, JOB)
+    member = membership.member(Rank(1))
+    assert member is not None
+    assert (member.state, member.incarnation) == (MemberState.READY, 1)
+    assert member.exchange_address == "h:9"
+
+
+ANOTHER_SITE = WorkerIdentity(Rank(0), SiteName("plant-b"), "small", 0)
+RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"run": "default/digits#2"}, RefusalReason.WRONG_RUN),
+        ({"worker": ANOTHER_SITE}, RefusalReason.UNKNOWN_WORKER),
+        ({"worker": RANK_BEYOND}, RefusalReason.UNKNOWN_WORKER),
+        ({"token_ok": False}, RefusalReason.BAD_TOKEN),
+        ({"spec_hash": "other"}, RefusalReason.SPEC_DIFFERS),
+        # Who is not known learns nothing else.
+        ({"token_ok": False, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
+    ],
+)
+def test_others_are_refused_and_counted(change: dict[str, object], reason: RefusalReason) -> None:
+    state = coordinator()
+    assert refused(state.handle(replace(join(stream=1), **change))) is reason
+    assert state.refusals == {reason: 1}
+    assert state.membership().members == ()
+    assert state.handle(StreamEnded(1)) == ()
+
+
+def test_a_certificate_is_for_those_whose_token_holds() -> None:
+    state = coordinator()
+    assert state.handle(SignAsked(str(JOB), WORKERS[0], token_ok=True)) == (Accept(),)
+    stranger = SignAsked(str(JOB), WORKERS[0], token_ok=False)
+    assert refused(state.handle(stranger)) is RefusalReason.BAD_TOKEN
+
+
+def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
+    state = coordinator()
+    state.handle(join(stream=1, incarnation=5))
+    taken = state.handle(join(stream=2, incarnation=7, address="b:2"))
+    assert taken == (Accept(), EndStream(1), Publish())
+    # The old stream's end is no loss.
+    assert state.handle(StreamEnded(1)) == ()
+    assert states(state) == ["Ready"]
+    ghost = state.handle(join(stream=3, incarnation=5))
+    assert refused(ghost) is RefusalReason.OLD_INCARNATION
+    assert isinstance(ghost[0], Refuse)
+    assert ghost[0].known_incarnation == 7
+    member = state.membership().member(Rank(0))
+    assert member is not None
+    assert member.exchange_address == "b:2"
+    old_report = report(incarnation=5)
+    assert refused(state.handle(old_report)) is RefusalReason.OLD_INCARNATION
+
+
+def test_a_broken_stream_loses_a_worker_and_the_same_incarnation_may_come_back() -> None:
+    state = coordinator()
+    state.handle(join(stream=1))
+    assert state.handle(StreamEnded(1)) == (Publish(),)
+    assert states(state) == ["Lost"]
+    assert state.handle(join(stream=2)) == (Accept(), Publish())
+    assert states(state) == ["Ready"]
+    assert state.membership().version == 3
+
+
+def test_joining_again_unchanged_publishes_nothing() -> None:
+    state = coordinator()
+    state.handle(join(stream=1))
+    assert state.handle(join(stream=2)) == (Accept(), EndStream(1))
+    assert state.membership().version == 1
+
+
+def test_a_worker_that_left_in_order_is_not_lost() -> None:
+    state = coordinator()
+    state.handle(join(stream=1))
+    left = state.handle(report(finished=True))
+    assert left[-1] == Publish()
+    assert state.handle(StreamEnded(1)) == ()
+    assert states(state) == ["Finished"]
+    assert refused(state.handle(join(stream=2))) is RefusalReason.FINISHED
+    assert refused(state.handle(report(sequence=2))) is RefusalReason.FINISHED
+    # Its farewell may be said twice, where the answer was lost; a new start may join.
+    assert state.handle(report(finished=True)) == (Accept(),)
+    assert state.handle(join(stream=3, incarnation=2)) == (Accept(), Publish())
+
+
+def test_versions_go_on_above_what_workers_know() -> None:
+    """A coordinator that starts anew has forgotten its versions; its workers have not."""
+    state = coordinator()
+    state.handle(join(0, stream=1, known=57))
+    assert state.membership().version == 58
+    state.handle(join(1, stream=2, known=57))
+    assert state.membership().version == 59
+    assert state.handle(join(0, stream=3, known=80))[-1] == Publish()
+    assert state.membership().version == 81
+
+
+def test_versions_only_grow() -> None:
+    state = coordinator()
+    timeline: list[Event] = [
+        join(0, stream=1),
+        join(1, stream=2),
+        StreamEnded(2),
+        join(1, stream=3, incarnation=2),
+        join(1, stream=4, incarnation=1),
+        report(0),
+        StreamEnded(3),
+        report(0, sequence=2, finished=True),
+        StreamEnded(1),
+    ]
+    versions = [0]
+    for event in timeline:
+        published = Publish() in state.handle(event)
+        versions.append(state.membership().version)
+        assert published == (versions[-1] > versions[-2])
+    assert states(state) == ["Finished", "Lost"]
+
+
+def test_a_report_is_taken_once() -> None:
+    state = coordinator()
+    state.handle(join(stream=1))
+    first = report(sequence=1)
+    assert state.handle(first) == (Accept(), Deliver(first.records))
+    assert state.handle(first) == (Accept(),)
+    second = report(sequence=2)
+    assert state.handle(second) == (Accept(), Deliver(second.records))
+    # A new start counts anew.
+    state.handle(join(stream=2, incarnation=2))
+    anew = report(sequence=1, incarnation=2)
+    assert state.handle(anew) == (Accept(), Deliver(anew.records))
+
+
+def test_a_report_before_joining_is_asked_for_again_later() -> None:
+    state = coordinator()
+    assert refused(state.handle(report())) is RefusalReason.NOT_JOINED
+    assert RefusalReason.NOT_JOINED.passing
+
+
+def test_nobody_reports_in_anothers_name() -> None:
+    state = coordinator()
+    state.handle(join(0, stream=1))
+    foreign = replace(report(0), records=(EventRecord(0.0, Rank(1), 0, "Tested", ""),))
+    assert refused(state.handle(foreign)) is RefusalReason.MALFORMED
+    step = StepRecord(0.0, Rank(0), 9, 1, 0.5, 8, 32, 0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 8)
+    assert refused(state.handle(replace(report(0), records=(step,)))) is RefusalReason.MALFORMED
+
+
+def test_a_flood_of_records_is_bounded_for_its_sender_alone() -> None:
+    state = coordinator()
+    state.handle(join(0, stream=1))
+    state.handle(join(1, stream=2))
+    burst = int(BURST_RECORDS)
+    assert refused(state.handle(report(sequence=1, count=burst))) is None
+    assert refused(state.handle(report(sequence=2))) is RefusalReason.TOO_MUCH
+    assert refused(state.handle(report(1, sequence=1))) is None
+    # Neither joining again nor starting anew fills the bucket; time does.
+    state.handle(join(0, stream=3, incarnation=2))
+    again = report(sequence=1, incarnation=2)
+    assert refused(state.handle(again)) is RefusalReason.TOO_MUCH
+    assert refused(state.handle(replace(again, now_s=1.5 / RECORDS_PER_S))) is None
+
+
+def test_a_wish_to_stop_is_published_once() -> None:
+    state = coordinator()
+    assert state.handle(StopAsked("Interrupted")) == (Publish(),)
+    assert state.handle(StopAsked("Again")) == ()
+    assert state.stop_reason == "Interrupted"
