@@ -1,0 +1,147 @@
+"""Payloads come back as they went in, within the stated bound; damaged ones never pass as valid
+positions or as values that are no numbers, and never raise anything but ContractError.
+
+Left out: frames (exchange), which entries are worth sending (test_selection.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dlion_api.errors import ContractError
+from dlion_worker.codecs import (
+    ValueCodec,
+    coded_bytes,
+    decode_gradient,
+    encode_sparse,
+    encode_whole,
+    kept_that_fit,
+)
+from dlion_worker.codecs.values import floats, halves, scale_exponent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+codecs = st.sampled_from(list(ValueCodec))
+
+
+@st.composite
+def vectors(draw: st.DrawFn, most: int = 40) -> NDArray[np.float32]:
+    shape = draw(st.integers(1, most))
+    return draw(arrays.arrays(np.float32, shape, elements=finite_floats))
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> tuple[NDArray[np.intp], int]:
+    """Strictly rising positions below a size; sizes cross every scheme's limits."""
+    size = draw(st.sampled_from([1, 7, 8, 255, 256, 1000, 65_535, 65_536, 200_000]))
+    seed = draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    kept = draw(st.one_of(st.integers(1, min(size, 20)), st.integers(1, size)))
+    index_K = np.sort(rng.choice(size, kept, replace=False))
+    if draw(st.booleans()):  # as far apart, or as close, as can be
+        index_K = np.arange(kept) + draw(st.sampled_from([0, size - kept]))
+    return index_K, size
+
+
+def bound(value_K: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The largest error that `halves` allows itself."""
+    magnitude_K = np.abs(value_K.astype(np.float64))
+    least = max(2.0**-38 * magnitude_K.max(), 2.0**-137)
+    return np.maximum(2.0**-11 * magnitude_K, least)
+
+
+@given(vectors())
+def test_float16_stays_within_its_bound_and_never_overflows(value_K: NDArray[np.float32]) -> None:
+    exponent = scale_exponent(value_K)
+    back_K = floats(halves(value_K, exponent), exponent)
+    assert np.isfinite(back_K).all()
+    assert (np.abs(back_K.astype(np.float64) - value_K) <= bound(value_K)).all()
+
+
+@given(st.integers(0, 2**32), st.integers(-90, 100))
+def test_float16_rounds_as_numpy_does_but_for_ties(seed: int, exponent: int) -> None:
+    value_K = np.random.default_rng(seed).standard_normal(200).astype(np.float32)
+    scaled_K = value_K * np.float32(2.0**exponent)
+    ours_K = floats(halves(scaled_K, exponent), exponent)
+    theirs_K = value_K.astype(np.float16).astype(np.float32) * np.float32(2.0**exponent)
+    ties_K = (value_K.view(np.uint32) & 0x1FFF) == 0x1000
+    small_K = np.abs(value_K) < 2.0**-14
+    same_K = ours_K == theirs_K
+    assert (same_K | ties_K | small_K).all()
+
+
+@given(vectors(), codecs)
+def test_a_whole_gradient_comes_back(value_D: NDArray[np.float32], codec: ValueCodec) -> None:
+    payload = encode_whole(value_D, codec)
+    part = decode_gradient(payload, value_D.size)
+    assert part.index_K is None
+    assert len(payload) == coded_bytes(value_D.size, value_D.size, codec)
+    if codec is ValueCodec.FLOAT32:
+        np.testing.assert_array_equal(part.value_K.view(np.uint32), value_D.view(np.uint32))
+
+
+@given(selections(), codecs)
+def test_kept_entries_come_back_where_they_were(
+    selection: tuple[NDArray[np.intp], int], codec: ValueCodec
+) -> None:
+    index_K, size = selection
+    value_K = np.arange(1, index_K.size + 1, dtype=np.float32) % 1000 + 1
+    payload = encode_sparse(index_K, value_K, size, codec)
+    assert len(payload) <= coded_bytes(index_K.size, size, codec)
+    part = decode_gradient(payload, size)
+    dense_D = np.zeros(size, np.float32)
+    part.add_to(dense_D, np.float32(1))
+    expected_D = np.zeros(size, np.float32)
+    expected_D[index_K] = value_K
+    np.testing.assert_array_equal(dense_D, expected_D)  # whole numbers to 1000 fit a float16
+
+
+@given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
+def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: ValueCodec) -> None:
+    kept = kept_that_fit(budget, size, codec)
+    assert 0 <= kept <= size
+    if kept:
+        assert coded_bytes(kept, size, codec) <= budget
+    if kept < size:
+        assert coded_bytes(kept + 1, size, codec) > budget
+
+
+@given(selections(), codecs, st.data())
+def test_damage_is_refused_or_harmless(
+    selection: tuple[NDArray[np.intp], int], codec: ValueCodec, data: st.DataObject
+) -> None:
+    index_K, size = selection
+    payload = bytearray(encode_sparse(index_K, np.ones(index_K.size, np.float32), size, codec))
+    for _ in range(data.draw(st.integers(1, 4))):
+        where = data.draw(st.integers(0, len(payload) - 1))
+        payload[where] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del payload[data.draw(st.integers(0, len(payload) - 1)) :]
+    must_be_sound(bytes(payload), size)
+
+
+@given(st.binary(max_size=200), st.integers(1, 100))
+def test_any_bytes_are_refused_or_sound(payload: bytes, size: int) -> None:
+    must_be_sound(payload, size)
+
+
+def must_be_sound(payload: bytes, size: int) -> None:
+    try:
+        part = decode_gradient(payload, size)
+    except ContractError:
+        return
+    assert np.isfinite(part.value_K).all()
+    if part.index_K is None:
+        assert part.value_K.size == size
+        return
+    assert part.index_K.size == part.value_K.size >= 1
+    assert part.index_K[0] >= 0
+    assert part.index_K[-1] < size
+    assert (np.diff(part.index_K) > 0).all()

@@ -1,0 +1,141 @@
+"""The command line's own part: what it loads, its exit codes, `validate`, `explain`, `init`.
+
+Proves: those three need neither TensorFlow nor gRPC; each kind of error has its documented exit
+code and goes to stderr; validate says all problems of all documents, as text or JSON; what init
+writes is valid and is the example. Leaves out: `run` and `report`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import COMMANDS, main
+from dlion_cli.failures import exit_code_of
+
+ROOT = Path(__file__).parents[3]
+DIGITS = str(ROOT / "examples" / "digits.yaml")
+
+
+def test_light_commands_load_no_heavy_packages() -> None:
+    code = (
+        "import sys; from dlion_cli.__main__ import main;"
+        f"codes = [main(a) for a in (['--help'], ['validate', {DIGITS!r}], ['explain'])];"
+        "heavy = {'tensorflow', 'grpc', 'numpy', 'keras', 'google.protobuf'} & set(sys.modules);"
+        "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SpecError([]), ExitCode.SPEC),
+        (DataError("x"), ExitCode.DATA),
+        (ProgramError("x"), ExitCode.PROGRAM),
+        (UnavailableError("x"), ExitCode.UNAVAILABLE),
+        (OSError(28, "No space left on device"), ExitCode.STORAGE),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (ZeroDivisionError(), ExitCode.FAILED),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: ExitCode) -> None:
+    assert exit_code_of(error) is code
+
+
+def test_a_disk_error_behind_another_counts_as_storage() -> None:
+    error = DataError("cannot write")
+    error.__cause__ = OSError(28, "No space left on device")
+    assert exit_code_of(error) is ExitCode.STORAGE
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["validate"], ["explain", "--nonsense"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == ExitCode.USAGE
+    assert capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in COMMANDS)
+
+
+def test_validate_says_every_problem_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(DIGITS).read_text(encoding="utf-8")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(text.replace("codec: float16", "codec: float8").replace("seed: 1", "seeds: 1"))
+    assert main(["validate", DIGITS, str(bad)]) == ExitCode.SPEC
+    out, err = capsys.readouterr()
+    assert f"{DIGITS}: DLionJob default/digits#1 is valid" in out
+    seeds, codec = (
+        1 + text[: text.index(word)].count("\n") for word in ("seed: 1", "codec: float16")
+    )
+    assert "bad.yaml: 2 problems" in err
+    assert f'line {seeds}: spec.trainer.seeds: there is no field "seeds" here' in err
+    assert f"line {codec}: spec.exchange.codec: is not one of the values there are" in err
+
+
+def test_validate_speaks_json_of_every_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = tmp_path / "two.yaml"
+    two.write_text(f"{Path(DIGITS).read_text(encoding='utf-8')}\n---\nkind: DLionJob\n")
+    assert main(["validate", "-o", "json", str(two), str(tmp_path / "none.yaml")]) == ExitCode.DATA
+    good, bad, none = json.loads(capsys.readouterr().out)
+    assert good["valid"]
+    assert good["source"] == f"{two}#1"
+    assert len(good["specHash"]) == 64
+    assert {p["path"] for p in bad["problems"]} == {"apiVersion", "metadata", "spec"}
+    assert none["exitCode"] == ExitCode.DATA
+
+
+def test_validate_reads_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(DIGITS).read_bytes())))
+    assert main(["validate", "-"]) == 0
+    assert "standard input" in capsys.readouterr().out
+
+
+def test_explain_shows_a_field_and_all_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "knowledgeTransfer.lambda"]) == 0
+    said = capsys.readouterr().out
+    assert "spec.knowledgeTransfer.lambda <number> (default 0.75; 0 to 1)" in said
+    assert main(["explain", "--recursive"]) == 0
+    assert "      targetAccuracy <number>" in capsys.readouterr().out
+
+
+def test_explain_of_an_unknown_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "trainer.optimiser"]) == ExitCode.SPEC
+    assert "Did you mean optimizer?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("template", ["image", "digits"])
+def test_what_init_writes_is_valid(
+    template: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "new"
+    assert main(["init", str(target), "--template", template]) == 0
+    assert main(["validate", str(target / "job.yaml")]) == 0
+    assert main(["init", str(target), "--template", template]) == ExitCode.USAGE
+    assert "--force" in capsys.readouterr().err
+
+
+def test_the_example_is_what_init_writes(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path)]) == 0
+    for name in ("job.yaml", "program.py"):
+        example = ROOT / "examples" / "own-model" / name
+        assert example.read_text(encoding="utf-8") == (tmp_path / name).read_text(encoding="utf-8")

@@ -1,0 +1,175 @@
+"""Manifest files: lines, hostile YAML, and `--set`.
+
+Proves: paths carry the right lines; text means what kubectl takes it for; doubles, bombs, depth,
+size, tags and several documents are refused with a line; `--set` changes a copy or says what is
+wrong with the path. Leaves out: what the values may be (tests/contract, tests/unit/api).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import DataError, SpecError
+from dlion_cli.manifests import apply_set, read_document, read_documents
+from dlion_cli.yaml_text import read_text
+
+NESTED = """\
+# a comment
+spec:
+  sites:
+    - name: a
+      groups:
+      - {name: g,
+         workers: 3}
+    - name: b
+  trainer:
+    seed: 1
+"""
+
+
+def value_of(text: str) -> Any:
+    return read_text(text, source="t")[0].value
+
+
+def refusal(text: str | bytes) -> str:
+    with pytest.raises(SpecError) as caught:
+        read_text(text, source="t")
+    return str(caught.value.problems[0])
+
+
+def test_every_path_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(NESTED)
+    document, lines = read_document(path)
+    assert document == yaml.safe_load(NESTED)
+    expected = {
+        "spec": 2,
+        "spec.sites": 3,
+        "spec.sites[0]": 4,
+        "spec.sites[0].name": 4,
+        "spec.sites[0].groups[0].workers": 7,
+        "spec.sites[1]": 8,
+        "spec.trainer.seed": 10,
+    }
+    assert {path: lines[path] for path in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001), ("2026-01-31", "2026-01-31"), ("12:30", "12:30"), ("on", True),
+        ("No", False), ("~", None), ("010", 8), ("0x1F", 31), ("-5", -5), ("+7", 7), ("089", 89.0),
+        ("'1'", "1"), ('"yes"', "yes"), ("!!str 1", "1"), (".5", 0.5), (".inf", math.inf),
+        ("9" * 5000, math.inf), ("1_000", "1_000"), ("|\n  x\n", "x\n"), ("=", "="), ("y", "y"),
+    ],
+)  # fmt: skip
+def test_words_mean_what_kubectl_takes_them_for(text: str, value: Any) -> None:
+    assert value_of(f"a: {text}") == {"a": value}
+    assert type(value_of(f"a: {text}")["a"]) is type(value)
+
+
+def test_aliases_and_merges_are_unfolded() -> None:
+    text = "a: &x {p: 1, q: 2}\nb: *x\nc: {<<: *x, q: 3}\n"
+    assert value_of(text) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: stands twice, first in line 1"),
+        ("a: [1\nb: 2", "line 2: (document): is not YAML"),
+        ("a: *unknown", "line 1: a: *unknown is not known"),
+        ("a: &x [*x]", "line 1: a[0]: *x is not known"),
+        ("a: !!python/object/apply:os.system [x]", "line 1: a: has the tag"),
+        ("a: !thing x", "line 1: a: has the tag"),
+        ("? [a]\n: 1", "line 1: (document): has a key that is no string"),
+        ("a: {<<: 3}", "line 1: a: << merges mappings only"),
+        ("a: \x07", "is not YAML"),
+        (b"a: \xff\xfe", "is not YAML"),
+        ("[" * 5000, "line 1: (document): is nested deeper than 64 levels"),
+        ("a: " + "x" * 2**20, "is too large"),
+    ],
+)
+def test_bad_text_is_refused_with_its_line(text: str | bytes, said: str) -> None:
+    assert said in refusal(text)
+
+
+def test_an_alias_bomb_is_refused_at_once() -> None:
+    levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 10)]
+    began = time.process_time()
+    assert "unfolds to more than 100000 values" in refusal("\n".join(["l0: &l0 x", *levels]))
+    assert time.process_time() - began < 2
+
+
+@given(st.text(max_size=60) | st.text("[]{}&*!|>-:,'\"# \nab1", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        read_text(text, source="t")
+
+
+def test_several_documents_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("a: 1\n---\n---\nb: 2\n")
+    assert [text.value for text in read_documents(path)] == [{"a": 1}, {"b": 2}]
+    with pytest.raises(SpecError, match="there are several documents"):
+        read_document(path)
+
+
+def test_no_file_and_an_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        read_document(tmp_path / "none.yaml")
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    with pytest.raises(SpecError, match="is empty"):
+        read_document(tmp_path / "empty.yaml")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "value"),
+    [
+        ("spec.trainer.seed=7", ("spec", "trainer", "seed"), 7),
+        ("trainer.seed=7", ("spec", "trainer", "seed"), 7),
+        ("trainer.stop.targetAccuracy=1e-3", ("spec", "trainer", "stop", "targetAccuracy"), 1e-3),
+        ("sites[0].groups[0].workers=5", ("spec", "sites", 0, "groups", 0, "workers"), 5),
+        ("sites[2].name=c", ("spec", "sites", 2, "name"), "c"),
+        ("sites[1].groups[0].name=g", ("spec", "sites", 1, "groups", 0, "name"), "g"),
+        ("exchange={policy: none}", ("spec", "exchange"), {"policy": "none"}),
+        ("metadata.name=x", ("metadata", "name"), "x"),
+        ("trainer.startFrom=a=b", ("spec", "trainer", "startFrom"), "a=b"),
+    ],
+)  # fmt: skip
+def test_set_puts_a_value_at_a_path(
+    assignment: str, path: tuple[str | int, ...], value: Any
+) -> None:
+    document = yaml.safe_load(NESTED)
+    place = apply_set(document, [assignment])
+    for step in path:
+        place = place[step]  # type: ignore[index]
+    assert place == value
+    assert document == yaml.safe_load(NESTED)
+
+
+def test_set_without_a_value_takes_the_field_out() -> None:
+    assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
+
+
+def test_set_says_everything_that_is_wrong() -> None:
+    bad = ["x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
+           "trainer[0]=1", "a={"]  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        apply_set(yaml.safe_load(NESTED), bad)
+    said = {problem.path: problem.message for problem in caught.value.problems}
+    assert list(said) == bad
+    assert "out of range: the list has 2" in said["sites[9].name=a"]
+    assert "is a list" in said["sites.name=a"]
+    assert "is a single value" in said["trainer.seed.x=1"]
+    assert "not YAML" in said["a={"]

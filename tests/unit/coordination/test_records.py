@@ -1,0 +1,218 @@
+"""Facts: every kind of record comes back as it was, non-finite losses and NumPy scalars included;
+what breaks the form is refused with a ContractError and nothing else; so is every configuration
+that a process could not use.
+
+Left out: random input (tests/property/test_records.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import ContractError, SpecError
+from dlion_api.names import Rank
+from dlion_api.progress import (
+    DirectiveRecord,
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
+from dlion_api.records import KINDS, MAX_RECORD_BYTES, record_from_json, record_to_json
+from dlion_api.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP = StepRecord(1.5, Rank(2), 3, 4, 0.25, 8, 32, 0.1, 0.2, 0.3, 0.4, 0.05, 0.01, 800, "abc")
+RECORDS: list[ProgressRecord] = [
+    STEP,
+    LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, None, None, 7, connected=False),
+    LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, 100, 2.5, 7, connected=True),
+    EvaluationRecord(1.0, Rank(0), 2, 3, 0.5, 0.7, 100, (0.5, 0.25), (1.0, -2.0), 3.5, final=True),
+    DirectiveRecord(1.0, Rank(0), 2, 8, 32, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 9.0}, "why"),
+    EventRecord(1.0, Rank(0), 2, "PeerLost", "rank 1 \N{SNOWMAN}", warning=True),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_comes_back_as_it_was(record: ProgressRecord) -> None:
+    text = record_to_json(record)
+    assert "\n" not in text
+    assert record_from_json(text) == record
+    assert record_from_json(text.encode()) == record
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(record) for record in RECORDS} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_diverged_loss_is_valid_json_and_comes_back(loss: float) -> None:
+    text = record_to_json(replace(STEP, loss=loss))
+    json.loads(text, parse_constant=pytest.fail)
+    back = record_from_json(text)
+    assert isinstance(back, StepRecord)
+    assert str(back.loss) == str(loss)
+
+
+def test_a_class_without_samples_has_no_accuracy() -> None:
+    evaluation = EvaluationRecord(1.0, Rank(0), 2, 3, 0.5, 0.7, 100, (0.5, math.nan))
+    back = record_from_json(record_to_json(evaluation))
+    assert isinstance(back, EvaluationRecord)
+    assert back.class_accuracy[0] == 0.5
+    assert math.isnan(back.class_accuracy[1])
+
+
+def test_numpy_scalars_will_do() -> None:
+    record = replace(STEP, loss=np.float32(0.25), iteration=np.int64(4))
+    assert record_from_json(record_to_json(record)) == STEP
+
+
+def test_a_long_message_is_cut_not_refused() -> None:
+    back = record_from_json(record_to_json(EventRecord(1.0, Rank(0), 2, "R", "x" * 10**6)))
+    assert isinstance(back, EventRecord)
+    assert len(back.message) == 4096
+
+
+@pytest.mark.parametrize(
+    "change", [{"compute_s": math.nan}, {"iteration": -1}, {"iteration": 1.5}, {"loss": "0.5"}]
+)
+def test_what_would_be_refused_is_not_sent(change: dict[str, object]) -> None:
+    with pytest.raises(ContractError, match=next(iter(change))):
+        record_to_json(replace(STEP, **change))  # type: ignore[arg-type]
+
+
+def changed(**change: object) -> str:
+    return json.dumps({**json.loads(record_to_json(STEP)), **change})
+
+
+WRONG: dict[str, str | bytes] = {
+    "nothing": "",
+    "not JSON": "{",
+    "wrong UTF-8": b'{"kind": "\xff"}',
+    "a list": "[]",
+    "deep": "[" * 60_000,
+    "many digits": changed(iteration=0).replace('"iteration": 0', '"iteration": ' + "9" * 6000),
+    "no kind": "{}",
+    "odd kind": changed(kind="odd"),
+    "kind of a wrong type": changed(kind=["step"]),
+    "unknown field": changed(odd=1),
+    "missing field": '{"kind": "step"}',
+    "doubled field": record_to_json(STEP).replace('"rank":2', '"rank":2,"rank":2'),
+    "text for a number": changed(iteration="4"),
+    "bool for a number": changed(iteration=True),
+    "bool for a float": changed(compute_s=False),
+    "fraction for an integer": changed(iteration=4.5),
+    "negative": changed(iteration=-1),
+    "too large": changed(iteration=2**60),
+    "NaN": changed(loss=math.nan),
+    "odd text for a loss": changed(loss="nan"),
+    "NaN where none can be": changed(compute_s="NaN"),
+    "infinite": changed(compute_s=0).replace('"compute_s": 0', '"compute_s": 1e999'),
+    "integer beyond floats": changed(compute_s=10**400),
+    "null": changed(rank=None),
+    "number for text": changed(weights_hash=5),
+    "lone surrogate": changed(weights_hash="\ud800"),
+    "long text": changed(weights_hash="x" * 5000),
+    "too long": changed(weights_hash="x" * MAX_RECORD_BYTES),
+    "odd rank in a map": record_to_json(RECORDS[4]).replace('"1":5', '"01":5'),
+    "text in a map": record_to_json(RECORDS[4]).replace('"1":5', '"1":"5"'),
+    "list for a map": record_to_json(RECORDS[4]).replace('{"1":5}', "[5]"),
+    "map for a list": record_to_json(RECORDS[3]).replace("[0.5,0.25]", "{}"),
+    "many entries": record_to_json(RECORDS[3]).replace("[0.5,0.25]", str([0] * 5000)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_the_form_is_refused(name: str) -> None:
+    with pytest.raises(ContractError):
+        record_from_json(WRONG[name])
+
+
+CONFIG = WorkerConfig(
+    job_document={"kind": "DLionJob", "spec": {"seed": 1}},
+    rank=Rank(2),
+    coordinator_address="127.0.0.1:8000",
+    authority_pem_path="",
+    token_path="token",
+    state_dir="state",
+    socket_path="s",
+    listen_host="::",
+    advertise_host="10.0.0.1",
+    data_root="",
+    results_dir="results",
+    cpu_quota_cores=0.5,
+    link_addresses={"0/exchange": "[::1]:90", "11/measuring": "relay:91"},
+    start_time_monotonic_s=-3.5,
+    resume=True,
+)
+
+
+def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "worker.json"
+    CONFIG.save(path)
+    assert WorkerConfig.load(path) == CONFIG
+    assert path.stat().st_mode & 0o007 == 0
+    assert list(tmp_path.iterdir()) == [path]
+    assert CONFIG.link_address(Rank(0), "exchange") == "[::1]:90"
+    assert CONFIG.link_address(Rank(0), "measuring") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": -1},
+        {"rank": True},
+        {"job_document": []},
+        {"coordinator_address": "nowhere"},
+        {"coordinator_address": "::1:80"},
+        {"coordinator_address": "h:0"},
+        {"coordinator_address": "h:65536"},
+        {"token_path": ""},
+        {"socket_path": "x" * 108},
+        {"cpu_quota_cores": 0},
+        {"cpu_quota_cores": "1"},
+        {"link_addresses": {"0": "h:1"}},
+        {"link_addresses": {"0/odd": "h:1"}},
+        {"link_addresses": {"0/exchange": "h"}},
+        {"start_time_monotonic_s": "now"},
+        {"resume": 1},
+        {"odd": 1},
+    ],
+)
+def test_a_wrong_configuration_names_its_field(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "worker.json"
+    path.write_text(json.dumps({**asdict(CONFIG), **change}))
+    with pytest.raises(SpecError) as raised:
+        WorkerConfig.load(path)
+    assert [problem.path for problem in raised.value.problems] == list(change)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "worker.json"
+    path.write_text('{"rank": "x", "odd": 1}')
+    with pytest.raises(SpecError) as raised:
+        WorkerConfig.load(path)
+    assert {"rank", "odd", "job_document"} <= {p.path for p in raised.value.problems}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b" " * (5 * 2**20)])
+def test_what_is_no_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "worker.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError):
+        WorkerConfig.load(path)
+
+
+def test_a_wrong_configuration_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="socket_path"):
+        replace(CONFIG, socket_path="x" * 200).save(tmp_path / "worker.json")
+    assert list(tmp_path.iterdir()) == []

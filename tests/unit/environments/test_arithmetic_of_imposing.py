@@ -1,0 +1,103 @@
+"""Proves: a pacer's rate holds whatever the sizes and moments of what comes, and its late waking is
+made up for by 3 % at the most; a worker's CPU account keeps to the quota on the average and neither
+stops for ever nor saves up; mean quotas over several spells.
+
+Leaves out: sockets, signals, clocks (tests/local).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.local.duty_cycle import CYCLE_S, Account
+from dlion_worker.local.measuring import QuotaLedger, Transfer
+from dlion_worker.local.pacing import BURST_S, Pacer
+from dlion_worker.local.shaping import gso_bytes, queue_bytes
+
+
+@given(
+    rate=st.floats(1e3, 1e8),
+    arrivals=st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 65536)), min_size=1, max_size=60),
+)
+def test_a_pacer_never_lets_more_pass_than_its_rate_and_burst(
+    rate: float, arrivals: list[tuple[float, int]]
+) -> None:
+    pacer, now_s, passed = Pacer(rate), 100.0, []
+    for gap_s, size in arrivals:
+        now_s += gap_s
+        passed.append((max(now_s, pacer.reserve(size, now_s)), size))
+    for first, (from_s, _) in enumerate(passed):
+        inside = 0
+        for at_s, size in passed[first:]:
+            # All but the last had to be through by the time the last one began.
+            assert inside <= rate * (at_s - from_s + BURST_S) * (1 + 1e-6) + 1
+            inside += size
+
+
+def test_a_new_rate_holds_for_what_is_already_waiting() -> None:
+    pacer = Pacer(1000.0)
+    pacer.reserve(2000, now_s=5.0)
+    pacer.set_rate(100.0, now_s=5.0)
+    assert pacer.reserve(1, now_s=5.0) == pytest.approx(5.0 + (2 - BURST_S) * 10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    quota=st.floats(0.02, 4.0),
+    busy_cores=st.floats(0.0, 4.0),
+    late_s=st.floats(0.0, 0.02),
+)
+def test_an_account_keeps_to_its_quota(quota: float, busy_cores: float, late_s: float) -> None:
+    account, used_s, now_s, last_s = Account(quota), 0.0, 0.0, 0.0
+    while now_s < 10.0:
+        passed_s, last_s = now_s - last_s, now_s
+        burnt_s = passed_s * busy_cores if account.running else 0.0
+        used_s += burnt_s
+        alone_s = account.book(passed_s, burnt_s, processors=4)
+        assert alone_s > 0 or not account.running
+        now_s += max(0.002, min(0.1, alone_s)) + late_s
+    # A turn that comes late is paid back by the next: only the last may stand out.
+    assert used_s <= quota * (10.0 + CYCLE_S) + 4 * (0.12 + late_s)
+    if busy_cores >= quota * 1.5:
+        assert used_s >= quota * 10.0 * 0.9 - 0.2
+    else:
+        assert used_s >= 0.9 * min(busy_cores, quota) * 10.0 * 0.7 - 1e-3
+
+
+def test_an_idle_worker_saves_up_no_more_than_one_cycle() -> None:
+    account = Account(0.5)
+    account.book(1000.0, 0.0, processors=2)
+    assert account.credit_s == pytest.approx(0.5 * CYCLE_S)
+
+
+def test_mean_quota_and_mean_use_over_several_spells() -> None:
+    ledger = QuotaLedger()
+    assert ledger.compared(Rank(0), 0.0) is None
+    ledger.note(0.5, now_s=10.0, used_s=3.0)  # three seconds of imports are not held against it
+    ledger.note(0.2, now_s=20.0, used_s=8.0)
+    ledger.note(None, now_s=30.0, used_s=9.0)
+    ledger.note(None, now_s=99.0, used_s=50.0)  # let go: counts no more
+    compared = ledger.compared(Rank(0), throttled_s=1.0)
+    assert compared is not None
+    assert compared.requested == pytest.approx(0.35)
+    assert compared.measured == pytest.approx(0.3)
+    assert compared.ratio == pytest.approx(0.3 / 0.35)
+
+
+def test_a_transfers_rate_leaves_out_its_beginning() -> None:
+    arrivals = [(0.0, 0), (0.5, 10), (1.0, 110), (1.5, 210), (2.0, 310)]
+    one = Transfer(Rank(0), Rank(1), arrivals)
+    assert one.bytes_per_s(skip_s=0.5) == 200.0
+    assert max(one.windows_bytes_per_s(1.0)) == 200.0
+    assert Transfer(Rank(0), Rank(1)).bytes_per_s() == 0.0
+
+
+def test_segments_take_about_a_millisecond_and_queues_about_forty() -> None:
+    twenty_mbit = 2.5e6
+    assert gso_bytes(twenty_mbit) == 3028  # two frames: never less
+    assert gso_bytes(1.25e8) == 65536  # never more than the stack makes
+    assert queue_bytes(twenty_mbit) == 100_000
+    assert queue_bytes(twenty_mbit, sharing_count=5) == 16 * 1514

@@ -1,0 +1,100 @@
+"""Proves: every published environment is a file that loads, with the values of the published table;
+every problem of a bad file is reported at once; a wrong name is answered with the names there are.
+
+Leaves out: what the values come to (test_planning), imposing them (tests/local).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_api.errors import SpecError
+from dlion_worker.environments import environment_names, load_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PUBLISHED = {
+    "homo-a": ([24] * 6, [1000] * 6),
+    "homo-b": ([24] * 6, [50] * 6),
+    "hetero-cpu-a": ([24, 24, 12, 12, 4, 4], [1000] * 6),
+    "hetero-net-a": ([24] * 6, [50, 50, 35, 35, 20, 20]),
+    "hetero-sys-a": ([24, 24, 12, 12, 4, 4], [50, 50, 35, 35, 20, 20]),
+    "hetero-sys-b": ([24, 24, 12, 12, 4, 4], [20, 20, 35, 35, 50, 50]),
+    "dynamic-sys-a": ([24, 24, 12, 12, 4, 4], [50, 50, 35, 35, 20, 20]),
+    "three-low-one-high": ([6, 6, 6, 24], [100] * 4),
+    "gpu-a": ([24] * 6, [1000] * 6),
+}
+WITH_SITES = {
+    "two-clouds": ([3, 1], 1000, 20, 10),
+    "two-clouds-hetero": ([3, 1], 1000, 20, 10),
+    "intercontinental": ([2, 2, 2], 1000, 50, 39),
+    "quickstart": ([3, 1], 100, 20, 0),
+}
+
+
+def test_the_files_are_those_of_the_table_and_the_quick_start() -> None:
+    assert set(environment_names()) == PUBLISHED.keys() | WITH_SITES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_published_environment_has_the_tables_values(name: str) -> None:
+    environment = load_environment(name)
+    machines = [machine for machine in environment.workers for _ in range(machine.count)]
+    assert environment.name == name
+    assert ([m.cores for m in machines], [m.mbit_per_s for m in machines]) == PUBLISHED[name]
+    assert environment.link_shape == "sharedUplink"
+
+
+@pytest.mark.parametrize("name", sorted(WITH_SITES))
+def test_an_environment_with_sites_has_the_tables_values(name: str) -> None:
+    environment = load_environment(name)
+    assert environment.inside_sites is not None
+    assert environment.between_sites is not None
+    assert (
+        [site.workers for site in environment.sites],
+        environment.inside_sites.mbit_per_s,
+        environment.between_sites.mbit_per_s,
+        environment.between_sites.latency_ms,
+    ) == WITH_SITES[name]
+
+
+def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nworkers: [{count: 2, cores: 1, uplinkMbitPerS: 5}]\n")
+    assert load_environment(path).workers[0].uplink_mbit_per_s == 5
+
+
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "name: Bad\nworkers: [{cores: -1, mbitPerS: fast}]\nlinkshape: perPeer\n"
+        "changes: [{at: {fraction: 0.5, seconds: 3}}]\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_environment(path)
+    paths = {problem.path for problem in caught.value.problems}
+    assert {"name", "workers[0].cores", "workers[0].mbitPerS", "linkshape"} <= paths
+    assert any(problem.path.startswith("changes[0].at") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("hetero-sys-z", "hetero-sys-a"),
+        ("no/such/file.yaml", "cannot be read"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_to_do(given: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        load_environment(given)
+
+
+@pytest.mark.parametrize("data", [b"a: [", b"\xff\xfe", b"x" * 300_000, b"[" * 800])
+def test_what_is_not_an_environment_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(data)
+    with pytest.raises(SpecError):
+        load_environment(path)

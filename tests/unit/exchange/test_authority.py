@@ -1,0 +1,161 @@
+"""The authority signs what it knows, never what it is asked; peers believe nothing else.
+
+Left out: TLS itself (tests/local/test_links.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.authority import BACKDATED, Authority, Tokens
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
+
+ME = identity(0)
+OTHER = identity(1)
+
+
+@pytest.fixture(scope="module")
+def authorities() -> dict[SiteName, Authority]:
+    return {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+
+
+def names(pem: bytes) -> list[str]:
+    certificate = x509.load_pem_x509_certificate(pem)
+    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return [str(name.value) for name in extension.value]
+
+
+def test_a_certificate_names_the_worker_twice(authorities: dict[SiteName, Authority]) -> None:
+    pem = authorities[PLANT_A].sign(WorkerKey().csr_pem(), ME, JOB)
+    assert names(pem) == [ME.spiffe_id(JOB), ME.dns_name(JOB)]
+
+
+def test_names_in_the_request_are_not_taken(authorities: dict[SiteName, Authority]) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    wanted = x509.SubjectAlternativeName([x509.DNSName(OTHER.dns_name(JOB))])
+    request = x509.CertificateSigningRequestBuilder(x509.Name([])).add_extension(wanted, False)
+    pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    assert names(authorities[PLANT_A].sign(pem, ME, JOB)) == [ME.spiffe_id(JOB), ME.dns_name(JOB)]
+
+
+def test_life_is_a_day_and_begins_a_little_earlier() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    pem = Authority(PLANT_A, now=now).sign(WorkerKey().csr_pem(), ME, JOB, now=now)
+    certificate = x509.load_pem_x509_certificate(pem)
+    assert certificate.not_valid_before_utc == now - BACKDATED
+    assert certificate.not_valid_after_utc == now + timedelta(hours=24)
+
+
+def rsa_request() -> bytes:
+    key = rsa.generate_private_key(65537, 2048)
+    request = x509.CertificateSigningRequestBuilder(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.mark.parametrize(
+    ("request_pem", "words"),
+    [(b"nonsense", "cannot be read"), (b"x" * 10_000, "allowed"), (rsa_request(), "EC P-256")],
+    ids=["nonsense", "huge", "rsa"],
+)
+def test_a_bad_request_is_refused(
+    authorities: dict[SiteName, Authority], request_pem: bytes, words: str
+) -> None:
+    with pytest.raises(ContractError, match=words):
+        authorities[PLANT_A].sign(request_pem, ME, JOB)
+
+
+def test_a_tampered_request_is_refused(authorities: dict[SiteName, Authority]) -> None:
+    der = bytearray(
+        x509.load_pem_x509_csr(WorkerKey().csr_pem()).public_bytes(serialization.Encoding.DER)
+    )
+    der[-1] ^= 1
+    pem = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
+    with pytest.raises(ContractError):
+        authorities[PLANT_A].sign(pem, ME, JOB)
+
+
+def test_an_authority_signs_for_its_own_site_only(authorities: dict[SiteName, Authority]) -> None:
+    with pytest.raises(ContractError, match="plant-b"):
+        authorities[PLANT_A].sign(WorkerKey().csr_pem(), identity(3, PLANT_B), JOB)
+
+
+@pytest.mark.parametrize("group", ["x" * 64, "Upper", "dot.ted", "", "-dash"])
+def test_names_that_no_certificate_can_carry_are_refused(
+    authorities: dict[SiteName, Authority], group: str
+) -> None:
+    worker = WorkerIdentity(Rank(0), PLANT_A, group, 0)
+    with pytest.raises(ContractError, match="labels of a-z"):
+        authorities[PLANT_A].sign(WorkerKey().csr_pem(), worker, JOB)
+
+
+def test_names_too_long_together_are_refused() -> None:
+    site = SiteName("s" * 63)
+    worker = WorkerIdentity(Rank(0), site, "g" * 63, 0)
+    with pytest.raises(ContractError, match="253"):
+        Authority(site).sign(WorkerKey().csr_pem(), worker, JobKey("n" * 63, "j" * 63, "1"))
+
+
+def shown(proof: WorkerCredentials) -> bytes:
+    return proof.certificate_chain_pem
+
+
+def test_a_peer_is_who_its_own_sites_authority_says(
+    authorities: dict[SiteName, Authority],
+) -> None:
+    mine = credentials(ME, authorities)
+    mine.check_peer(shown(credentials(OTHER, authorities)), OTHER, JOB)
+
+
+@pytest.mark.parametrize(
+    "claim", ["other worker", "other site", "other run", "foreign", "expired", "early", "none"]
+)
+def test_any_other_claim_is_refused(authorities: dict[SiteName, Authority], claim: str) -> None:
+    mine = credentials(ME, authorities)
+    there = identity(1, PLANT_B)
+    theirs = shown(credentials(OTHER, authorities))
+    now = datetime.now(UTC)
+    cases: dict[str, tuple[bytes | None, WorkerIdentity, JobKey, datetime]] = {
+        "other worker": (theirs, identity(2), JOB, now),
+        "other site": (theirs, there, JOB, now),
+        "other run": (theirs, OTHER, JobKey("default", "cifar10", "2"), now),
+        "foreign": (
+            shown(credentials(OTHER, {PLANT_A: Authority(PLANT_A)})), OTHER, JOB, now,
+        ),
+        "expired": (theirs, OTHER, JOB, now + timedelta(hours=25)),
+        "early": (theirs, OTHER, JOB, now - timedelta(hours=1)),
+        "none": (None, OTHER, JOB, now),
+    }  # fmt: skip
+    certificate, who, job, at = cases[claim]
+    with pytest.raises(ContractError):
+        mine.check_peer(certificate, who, job, now=at)
+
+
+def test_a_site_cannot_speak_for_another_even_with_a_true_name() -> None:
+    # Plant A's authority, gone bad, signs a certificate that carries plant B's names.
+    bad = Authority(PLANT_A)
+    bad.site = PLANT_B
+    there = identity(1, PLANT_B)
+    key = WorkerKey()
+    forged = bad.sign(key.csr_pem(), there, JOB)
+    honest = {PLANT_A: bad.bundle_pem, PLANT_B: Authority(PLANT_B).bundle_pem}
+    with pytest.raises(ContractError, match="plant-b"):
+        WorkerCredentials(key, forged, honest).check_peer(forged, there, JOB)
+
+
+def test_tokens_are_one_workers_own() -> None:
+    tokens = Tokens()
+    token = tokens.issue(ME, JOB)
+    assert tokens.issue(ME, JOB) == token
+    assert tokens.verify(token, ME, JOB)
+    assert not tokens.verify(token, OTHER, JOB)
+    assert not tokens.verify("", OTHER, JOB)
+    assert not tokens.verify(token + "x", ME, JOB)
+    assert tokens.issue(OTHER, JOB) != token

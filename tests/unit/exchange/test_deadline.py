@@ -1,0 +1,48 @@
+"""How long silence is usual: learnt from the gaps, and never from a pause of our own."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_worker.exchange.deadline import HEARTBEAT_S, SPAN_FLOOR, ArrivalDeadline
+
+
+def after(gaps: list[float]) -> tuple[ArrivalDeadline, float]:
+    now_s = 0.0
+    deadline = ArrivalDeadline(now_s)
+    for gap_s in gaps:
+        now_s += gap_s
+        deadline.arrived(now_s)
+    return deadline, now_s
+
+
+def test_a_regular_peer_is_missed_after_a_few_heartbeats() -> None:
+    deadline, now_s = after([HEARTBEAT_S] * 100)
+    assert not deadline.overdue(now_s + SPAN_FLOOR * HEARTBEAT_S - 0.1)
+    assert deadline.overdue(now_s + SPAN_FLOOR * HEARTBEAT_S + 0.1)
+
+
+def test_a_slow_or_uneven_link_is_given_longer() -> None:
+    slow, _ = after([20.0] * 50)
+    uneven, _ = after([0.5, 9.0] * 50)
+    assert slow.allowed_s > 19.0
+    assert uneven.allowed_s > 30.0
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
+def test_what_has_just_arrived_is_never_overdue(gaps: list[float]) -> None:
+    deadline, now_s = after(gaps)
+    assert not deadline.overdue(now_s)
+
+
+def test_our_own_pause_is_not_the_peers_silence() -> None:
+    deadline, now_s = after([1.0] * 20)
+    deadline.excuse(60.0)
+    assert not deadline.overdue(now_s + 61.0)
+    assert deadline.overdue(now_s + 60.0 + deadline.allowed_s + 1.0)
+
+
+def test_the_reason_says_both_figures() -> None:
+    deadline, now_s = after([1.0] * 200)
+    assert deadline.describe(now_s + 9.0) == "silent for 9.0 s, usual is up to 8.0 s"

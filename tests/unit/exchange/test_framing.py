@@ -1,0 +1,214 @@
+"""Framing: any chunking and interleaving comes together again; whatever is wrong is refused.
+
+Left out: streams, certificates (tests/local/test_links.py); random hostile bytes (tests/fuzz).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.wire.exchange_pb2 import Frame, Hello
+from dlion_worker.exchange.framing import (
+    MAX_CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    Inbox,
+    OutgoingMessage,
+    Reassembler,
+    check_outgoing,
+    chunk_bytes,
+)
+from dlion_worker.policies.interface import Message, MessageKind
+
+LIMIT = 100_000
+
+
+def opened(max_message_bytes: int = LIMIT) -> Inbox:
+    inbox = Inbox(max_message_bytes, incarnation=1)
+    inbox.greeted(Hello(epoch=1))
+    return inbox
+
+
+def frames_of(message: Message, number: int, sizes: list[int]) -> list[Frame]:
+    outgoing = OutgoingMessage(message)
+    outgoing.begin(number)
+    frames = []
+    for size in [*sizes, LIMIT]:
+        take = min(size, outgoing.remaining_bytes)
+        frames.append(Frame.FromString(outgoing.next_frame(take, back_to_back=False)))
+        if outgoing.remaining_bytes == 0:
+            break
+    return frames
+
+
+sizes = st.lists(st.integers(1, 50), max_size=20)
+
+
+@given(st.binary(max_size=500), st.binary(max_size=500), sizes, sizes, st.lists(st.booleans()))
+def test_any_chunking_and_interleaving_comes_together(
+    gradient: bytes, weights: bytes, cuts: list[int], bulk_cuts: list[int], turns: list[bool]
+) -> None:
+    sent = [
+        Message(MessageKind.GRADIENT, 3, 32, 5, gradient),
+        Message(MessageKind.WEIGHTS, 2, 0, 4, weights),
+    ]
+    lanes = [frames_of(sent[0], 1, cuts), frames_of(sent[1], 2, bulk_cuts)]
+    # Headers open in the order of their numbers; after that any order within each lane.
+    order = [lanes[0].pop(0), lanes[1].pop(0)]
+    for turn in [*turns, *[False] * 600]:
+        lane = lanes[turn] or lanes[not turn]
+        if lane:
+            order.append(lane.pop(0))
+    inbox = opened()
+    arrived = [inbox.feed(inbox.parse(f.SerializeToString()), 0.0) for f in order]
+    whole = {m.kind: m for m in arrived if m is not None}
+    assert {k: bytes(m.payload) for k, m in whole.items()} == {
+        MessageKind.GRADIENT: gradient,
+        MessageKind.WEIGHTS: weights,
+    }
+    assert whole[MessageKind.GRADIENT].local_batch_size == 32
+    assert whole[MessageKind.GRADIENT].weights_version == 5
+    assert inbox.acknowledgement().stream_bytes == len(gradient) + len(weights)
+
+
+@given(st.binary(min_size=1, max_size=300), sizes, st.data())
+def test_any_flipped_bit_is_refused_or_harmless(
+    payload: bytes, cuts: list[int], data: st.DataObject
+) -> None:
+    message = Message(MessageKind.GRADIENT, 3, 32, 5, payload)
+    wire = [f.SerializeToString() for f in frames_of(message, 1, cuts)]
+    which = data.draw(st.integers(0, len(wire) - 1))
+    bit = data.draw(st.integers(0, 8 * len(wire[which]) - 1))
+    broken = bytearray(wire[which])
+    broken[bit // 8] ^= 1 << bit % 8
+    wire[which] = bytes(broken)
+    inbox = opened()
+    try:
+        arrived = [inbox.feed(inbox.parse(w), 0.0) for w in wire]
+    except ContractError:
+        return
+    # A bit of the header can make another message of it, but never another payload.
+    for whole in arrived:
+        assert whole is None or bytes(whole.payload) == payload
+
+
+BAD: list[tuple[str, str, Callable[[Frame], None]]] = [
+    ("kind", "message kind 99", lambda f: setattr(f.header, "kind", 99)),
+    ("no kind", "message kind 0", lambda f: setattr(f.header, "kind", 0)),
+    ("number", "expected: 1", lambda f: setattr(f.header, "message", 2)),
+    ("frame number", "expected: 1", lambda f: setattr(f, "message", 2)),
+    ("too large", "allowed: 100000", lambda f: setattr(f.header, "total_bytes", LIMIT + 1)),
+    ("huge", "allowed: 100000", lambda f: setattr(f.header, "total_bytes", 2**63)),
+    ("too long", "the message has 2", lambda f: setattr(f.header, "total_bytes", 2)),
+    ("offset", "expected: 0", lambda f: setattr(f, "offset", 1)),
+    ("checksum", "checksum", lambda f: setattr(f, "checksum", f.checksum ^ 1)),
+    ("payload", "checksum", lambda f: setattr(f, "payload", b"xyz")),
+    ("iteration", "iteration", lambda f: setattr(f.header, "iteration", 2**60)),
+    ("empty chunk", "chunk of 0 bytes", lambda f: setattr(f, "payload", b"")),
+    ("progress with payload", "allowed: 0", lambda f: setattr(f.header, "kind", 2)),
+    ("heartbeat with payload", "heartbeat", lambda f: setattr(f, "message", 0)),
+    ("no header", "no header has opened", lambda f: f.ClearField("header")),
+    ("hello inside", "shares", lambda f: setattr(f.hello, "rank", 1)),
+]
+
+
+@pytest.mark.parametrize(("what", "words", "spoil"), BAD, ids=[b[0] for b in BAD])
+def test_a_frame_that_breaks_the_protocol_is_refused_in_words(
+    what: str, words: str, spoil: Callable[[Frame], None]
+) -> None:
+    frame = frames_of(Message(MessageKind.GRADIENT, 3, 32, 5, b"abc"), 1, [])[0]
+    spoil(frame)
+    inbox = opened()
+    with pytest.raises(ContractError, match=words):
+        inbox.feed(inbox.parse(frame.SerializeToString()), 0.0)
+
+
+def test_a_second_gradient_may_not_begin_inside_the_first() -> None:
+    inbox = opened()
+    first = frames_of(Message(MessageKind.GRADIENT, 3, payload=b"abc"), 1, [1])
+    second = frames_of(Message(MessageKind.GRADIENT, 4, payload=b"abc"), 2, [])
+    inbox.feed(first[0], 0.0)
+    with pytest.raises(ContractError, match="before the one before it is whole"):
+        inbox.feed(second[0], 0.0)
+
+
+def test_nothing_is_taken_before_a_hello_nor_after_an_old_one() -> None:
+    inbox = Inbox(LIMIT, incarnation=1)
+    with pytest.raises(ContractError, match="not a hello"):
+        inbox.feed(Frame(), 0.0)
+    inbox.greeted(Hello(epoch=2))
+    with pytest.raises(ContractError, match="epoch 2 after epoch 2"):
+        inbox.greeted(Hello(epoch=2))
+
+
+def test_oversized_and_unreadable_bytes_are_refused() -> None:
+    inbox = opened()
+    with pytest.raises(ContractError, match="allowed"):
+        inbox.parse(bytes(MAX_FRAME_BYTES + 1))
+    with pytest.raises(ContractError, match="not a frame"):
+        inbox.parse(b"\xff\xff\xff")
+
+
+def test_a_new_hello_forgets_half_a_message_and_counts_anew() -> None:
+    inbox = opened()
+    message = Message(MessageKind.GRADIENT, 3, payload=b"abcdef")
+    inbox.feed(frames_of(message, 1, [3])[0], 0.0)
+    inbox.greeted(Hello(epoch=2))
+    assert inbox.acknowledgement().stream_bytes == 0
+    whole = [inbox.feed(f, 0.0) for f in frames_of(message, 1, [2, 2])]
+    assert bytes(whole[-1].payload) == b"abcdef"  # type: ignore[union-attr]
+
+
+def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> None:
+    # time  frame          counts
+    # 0.0   first          no: nothing before it
+    # 0.5   back to back   3 bytes in 0.5 s
+    # 9.0   after a pause  no
+    # 9.2   back to back   3 bytes in 0.2 s
+    inbox = opened()
+    frames = frames_of(Message(MessageKind.GRADIENT, 1, payload=b"aaabbbcccddd"), 1, [3, 3, 3])
+    times = [(0.0, False), (0.5, True), (9.0, False), (9.2, True)]
+    for frame, (now_s, back_to_back) in zip(frames, times, strict=True):
+        frame.back_to_back = back_to_back
+        inbox.feed(frame, now_s)
+    seen = inbox.acknowledgement()
+    assert (seen.busy_bytes, seen.receiver_busy_micros) == (6, 700_000)
+    assert (seen.frames, seen.stream_bytes) == (4, 12)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(MessageKind.GRADIENT, 1, payload=bytes(LIMIT + 1)),
+        Message(MessageKind.PROGRESS, 1, payload=b"x"),
+        Message(MessageKind.STOP, 1, payload=bytes(5000)),
+        Message(MessageKind.GRADIENT, -1),
+        Message(MessageKind.GRADIENT, 1, local_batch_size=2**32),
+        Message(MessageKind.GRADIENT, 1, weights_version=-1),
+    ],
+    ids=["large", "progress with payload", "long reason", "iteration", "batch", "version"],
+)
+def test_a_message_that_no_peer_would_take_is_not_sent(message: Message) -> None:
+    with pytest.raises(ContractError, match="allowed"):
+        check_outgoing(message, LIMIT)
+
+
+def test_a_delivered_payload_cannot_be_changed() -> None:
+    frame = frames_of(Message(MessageKind.GRADIENT, 1, payload=b"abc"), 1, [])[0]
+    whole = Reassembler(LIMIT).feed(frame, frame.payload)
+    assert whole is not None
+    assert memoryview(whole.payload).readonly
+
+
+@given(st.integers(0, 2**26), st.integers(1, 2**23))
+def test_chunks_keep_to_their_bounds(total: int, limit: int) -> None:
+    size = chunk_bytes(total, limit)
+    assert 1 <= size <= min(limit, MAX_CHUNK_BYTES)
+
+
+def test_a_megabyte_goes_in_four_chunks_where_the_window_allows() -> None:
+    assert -(-1_000_000 // chunk_bytes(1_000_000, 2**30)) == 4

@@ -1,0 +1,201 @@
+"""The handshake: timelines of two workers that open, lose and reopen their link.
+
+The two sides are real; only the network between them is the test's, so that every order in which
+things can be noticed is played. Left out: streams, and what is in frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_worker.exchange.events import LinkDown, LinkUp
+from dlion_worker.exchange.handshake import Action, Handshake, Outcome
+
+
+def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
+    return LinkUp(Rank(1), incarnation, iteration)
+
+
+def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
+    link = Handshake(Rank(1))
+    assert link.outbound_opened(1) == []
+    assert link.greeted(1, 5, new_stream=True) == [Action.GREET, up(iteration=5)]
+    link = Handshake(Rank(1))
+    assert link.greeted(1, 5, new_stream=True) == [Action.GREET]
+    assert link.outbound_opened(1) == [up(iteration=5)]
+
+
+@pytest.mark.parametrize("side", ["outbound", "inbound"])
+def test_a_break_in_either_direction_is_a_break(side: str) -> None:
+    link = Handshake(Rank(1))
+    link.outbound_opened(1)
+    link.greeted(1, 0, new_stream=True)
+    broken = link.outbound_closed("reset") if side == "outbound" else link.inbound_closed("reset")
+    assert broken == [Action.FORGET, LinkDown(Rank(1), 1, "reset")]
+    assert link.outbound_closed("again") == []
+
+
+def test_a_restarted_peer_replaces_its_old_self() -> None:
+    # 1. up with incarnation 1
+    # 2. incarnation 2 says hello before anybody noticed that 1 died
+    # 3. our stream still leads to 1: dial again
+    # 4. our new stream reaches 2: up
+    # 5. a ghost of 1 says hello: refused
+    link = Handshake(Rank(1))
+    link.outbound_opened(1)
+    link.greeted(1, 40, new_stream=True)
+    assert link.greeted(2, 30, new_stream=True) == [
+        Action.FORGET,
+        LinkDown(Rank(1), 1, "replaced by incarnation 2"),
+        Action.REDIAL,
+        Action.GREET,
+    ]
+    assert link.outbound_closed("redialled") == []
+    assert link.outbound_opened(2) == []
+    assert link.greeted(2, 31, new_stream=False) == [up(2, 31)]
+    with pytest.raises(ContractError, match="replaced by 2"):
+        link.greeted(1, 41, new_stream=True)
+    assert link.up == 2
+
+
+def test_a_stream_that_leads_to_a_ghost_is_dialled_again() -> None:
+    link = Handshake(Rank(1))
+    assert link.knows(3) == []
+    assert link.outbound_opened(2) == [Action.REDIAL]
+    assert link.up is None
+
+
+def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() -> None:
+    link = Handshake(Rank(1))
+    link.outbound_opened(1)
+    link.greeted(1, 1, new_stream=True)
+    assert link.greeted(1, 2, new_stream=False, heard=False) == []
+    assert link.greeted(1, 3, new_stream=False, heard=True) == [
+        LinkDown(Rank(1), 1, "the peer opened the link again"),
+        up(1, 3),
+    ]
+
+
+@dataclass
+class Side:
+    """One worker, its streams, and what its trainer has been told."""
+
+    link: Handshake
+    dialled: int = 0  # the number of its outgoing stream; 0: none
+    accepted: int = 0  # the number of the peer's stream that it has
+    up: bool = False
+    told: list[str] = field(default_factory=list)
+
+
+class Pair:
+    """Two workers and a network that the test moves by hand.
+
+    What travels: hellos and first acknowledgements per stream, and news that a stream broke, which
+    reaches the two ends at different times. Within one stream and direction order is kept.
+    """
+
+    def __init__(self) -> None:
+        self.sides = (Side(Handshake(Rank(1))), Side(Handshake(Rank(0))))
+        self.streams = 0
+        self.travelling: dict[tuple[int, int, str], deque[tuple[str, bool]]] = {}
+
+    def apply(self, who: int, outcome: Outcome) -> None:
+        side = self.sides[who]
+        for item in outcome:
+            if isinstance(item, LinkUp):
+                assert not side.up, "up twice"
+                side.up = True
+            elif isinstance(item, LinkDown):
+                assert side.up, "down twice"
+                side.up = False
+            elif item is Action.GREET and side.dialled:
+                self.post(who, side.dialled, "forward", "hello", False)
+            elif item is Action.REDIAL and side.dialled:
+                self.break_stream(who, side.dialled)
+                self.lose(who, side.dialled)
+
+    def post(self, sender: int, stream: int, way: str, what: str, new: bool) -> None:
+        self.travelling.setdefault((sender, stream, way), deque()).append((what, new))
+
+    def dial(self, who: int) -> None:
+        side = self.sides[who]
+        if not side.dialled:
+            self.streams += 1
+            side.dialled = self.streams
+            self.post(who, side.dialled, "forward", "hello", True)
+
+    def break_stream(self, dialler: int, stream: int) -> None:
+        """Nothing more travels on it; each end has yet to notice."""
+        self.travelling.pop((dialler, stream, "forward"), None)
+        self.travelling.pop((1 - dialler, stream, "back"), None)
+        self.post(dialler, stream, "forward", "broken", False)
+        self.post(1 - dialler, stream, "back", "broken", False)
+
+    def lose(self, dialler: int, stream: int) -> None:
+        """The dialler's end notices that the stream is gone."""
+        side = self.sides[dialler]
+        if side.dialled == stream:
+            side.dialled = 0
+            self.apply(dialler, side.link.outbound_closed("broke"))
+
+    def move(self, key: tuple[int, int, str]) -> None:
+        sender, stream, way = key
+        what, new = self.travelling[key].popleft()
+        if not self.travelling[key]:
+            del self.travelling[key]
+        receiver = 1 - sender
+        side = self.sides[receiver]
+        if way == "back":
+            if what == "broken":
+                self.lose(receiver, stream)
+            elif side.dialled == stream and side.link.outbound is None:
+                self.apply(receiver, side.link.outbound_opened(1))
+        elif what == "broken":
+            if side.accepted == stream:
+                side.accepted = 0
+                self.apply(receiver, side.link.inbound_closed("broke"))
+        elif new:
+            older, side.accepted = side.accepted, stream
+            if older:
+                self.break_stream(sender, older)
+            self.post(receiver, stream, "back", "acknowledgement", False)
+            self.apply(receiver, side.link.greeted(1, 0, new_stream=True))
+        elif side.accepted == stream:
+            self.apply(receiver, side.link.greeted(1, 0, new_stream=False))
+
+    def settle(self) -> None:
+        """Lets everything arrive, and each side dial whenever it has no stream."""
+        for _ in range(200):
+            for who in (0, 1):
+                self.dial(who)
+            if not self.travelling:
+                return
+            self.move(next(iter(self.travelling)))
+        raise AssertionError("the two sides never come to rest")
+
+
+@given(st.lists(st.integers(0, 1000), max_size=120))
+def test_whatever_breaks_in_whatever_order_the_link_comes_up_again_on_both_sides(
+    choices: list[int],
+) -> None:
+    pair = Pair()
+    for choice in choices:
+        moves = sorted(pair.travelling)
+        breaks = [(w, s.dialled) for w, s in enumerate(pair.sides) if s.dialled]
+        dials = [w for w, s in enumerate(pair.sides) if not s.dialled]
+        kind = choice % 5
+        if kind == 0 and breaks:
+            pair.break_stream(*breaks[choice // 5 % len(breaks)])
+        elif kind == 1 and dials:
+            pair.dial(dials[choice // 5 % len(dials)])
+        elif moves:
+            pair.move(moves[choice // 5 % len(moves)])
+    pair.settle()
+    assert [side.up for side in pair.sides] == [True, True]

@@ -1,0 +1,58 @@
+"""State in chunks: any size comes together, anything else than the state itself is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.wire.exchange_pb2 import StateChunk
+from dlion_worker.exchange.events import StateSnapshot
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES
+from dlion_worker.exchange.transfer import Assembly, cut
+
+LIMIT = 4 * MAX_CHUNK_BYTES
+
+
+@settings(deadline=None)  # a busy machine stands still for longer
+@given(
+    st.sampled_from([1, 2, MAX_CHUNK_BYTES - 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, LIMIT]),
+    st.integers(0, 2**40),
+)
+def test_a_state_of_any_size_comes_together(size: int, samples: int) -> None:
+    sent = StateSnapshot(7, samples, bytes(i % 251 for i in range(64)) * (size // 64 + 1))
+    sent = StateSnapshot(7, samples, memoryview(sent.payload)[:size])
+    assembly = Assembly(LIMIT)
+    whole = [assembly.feed(chunk) for chunk in [StateChunk().SerializeToString(), *cut(sent)]]
+    assert whole[-1] is not None
+    assert bytes(whole[-1].payload) == bytes(sent.payload)
+    assert (whole[-1].iteration, whole[-1].samples) == (7, samples)
+
+
+BAD: list[tuple[str, Callable[[StateChunk], None]]] = [
+    ("allowed", lambda c: setattr(c, "total_bytes", LIMIT + 1)),
+    ("expected", lambda c: setattr(c, "offset", 5)),
+    ("expected", lambda c: setattr(c, "total_bytes", 1)),
+    ("checksum", lambda c: setattr(c, "checksum", c.checksum ^ 1)),
+]
+
+
+@pytest.mark.parametrize(("words", "spoil"), BAD)
+def test_a_wrong_chunk_is_refused(words: str, spoil: Callable[[StateChunk], None]) -> None:
+    chunk = StateChunk.FromString(next(cut(StateSnapshot(1, 1, b"abc"))))
+    spoil(chunk)
+    with pytest.raises(ContractError, match=words):
+        Assembly(LIMIT).feed(chunk.SerializeToString())
+
+
+def test_a_chunk_of_another_state_is_refused() -> None:
+    first, second = cut(StateSnapshot(1, 1, bytes(MAX_CHUNK_BYTES + 1)))
+    other = StateChunk.FromString(second)
+    other.iteration = 2
+    assembly = Assembly(LIMIT)
+    assembly.feed(first)
+    with pytest.raises(ContractError, match="another state"):
+        assembly.feed(other.SerializeToString())

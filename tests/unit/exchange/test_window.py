@@ -1,0 +1,319 @@
+"""The outbox: what may be under way, what gives way, how bulk and gradients share a link.
+
+Every test plays sender, network and receiver by hand; the receiver is the real `Inbox`. Left out:
+streams and time that passes by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, Inbox
+from dlion_worker.exchange.window import (
+    BACKLOG_BUDGETS,
+    MIN_BUDGET_BYTES,
+    Outbox,
+    QueueRule,
+)
+from dlion_worker.policies.interface import Message, MessageKind
+
+KIB = 1024
+
+
+class Wire:
+    """One outbox, one inbox, and what is between them."""
+
+    def __init__(self, rule: QueueRule = QueueRule.KEEP, limit: int = 1000) -> None:
+        self.outbox = Outbox(rule, limit)
+        self.inbox = Inbox(2**26, incarnation=1)
+        self.under_way: deque[bytes] = deque()
+        self.arrived: list[Message] = []
+        self.now_s = 0.0
+        self.inbox.greeted(Hello(epoch=self.outbox.reset()))
+
+    def fill(self) -> int:
+        """Lets every frame leave that may; how many did."""
+        count = 0
+        while (frame := self.outbox.next_frame(self.now_s)) is not None:
+            self.under_way.append(frame)
+            count += 1
+        return count
+
+    def deliver(self, count: int = 1) -> None:
+        """Lets so many frames arrive, with one acknowledgement for all."""
+        for _ in range(count):
+            frame = self.inbox.parse(self.under_way.popleft())
+            if (message := self.inbox.feed(frame, self.now_s)) is not None:
+                self.arrived.append(message)
+        self.outbox.acknowledge(self.inbox.acknowledgement(), self.now_s)
+
+    def run(self) -> list[MessageKind]:
+        """Sends and delivers frame by frame until nothing is left; the kinds by completion."""
+        self.fill()
+        while self.under_way:
+            self.deliver()
+            self.fill()
+        return [message.kind for message in self.arrived]
+
+
+def gradient(iteration: int, size: int = 100 * KIB) -> Message:
+    return Message(MessageKind.GRADIENT, iteration, payload=bytes(size))
+
+
+def progress(iteration: int) -> Message:
+    return Message(MessageKind.PROGRESS, iteration)
+
+
+@settings(deadline=None)  # a busy machine stands still for longer
+@given(
+    st.integers(0, 300 * KIB),
+    st.lists(st.integers(0, 400 * KIB), min_size=1, max_size=6),
+    st.lists(st.integers(1, 4), max_size=40),
+)
+def test_never_more_than_two_budgets_under_way(
+    budget: int, message_sizes: list[int], deliveries: list[int]
+) -> None:
+    wire = Wire()
+    wire.outbox.set_budget(budget)
+    for iteration, size in enumerate(message_sizes, 1):
+        wire.outbox.push(gradient(iteration, size))
+    for count in deliveries:
+        wire.fill()
+        assert wire.outbox.unacknowledged_bytes <= 2 * max(budget, MIN_BUDGET_BYTES)
+        wire.deliver(min(count, len(wire.under_way)))
+    wire.run()
+    assert [m.size_bytes for m in wire.arrived] == message_sizes
+    assert wire.outbox.acknowledged_total == wire.outbox.sent_total == sum(message_sizes)
+    assert wire.outbox.queued_bytes == 0
+
+
+@settings(deadline=None)  # a busy machine stands still for longer
+@given(
+    st.lists(st.tuples(st.integers(MIN_BUDGET_BYTES, 300 * KIB), st.integers(0, 6)), max_size=30),
+    st.sampled_from(QueueRule),
+)
+def test_gradients_of_the_room_there_is_never_pile_up_past_the_backlog(
+    rounds: list[tuple[int, int]], rule: QueueRule
+) -> None:
+    wire = Wire(rule)
+    most = 0
+    for iteration, (budget, delivered) in enumerate(rounds, 1):
+        most = max(most, budget)
+        wire.outbox.set_budget(budget)
+        room = wire.outbox.room_bytes()
+        assert room is not None
+        assert 0 <= room <= budget
+        wire.outbox.push(gradient(iteration, room) if room else progress(iteration))
+        wire.fill()
+        held = wire.outbox.unacknowledged_bytes + wire.outbox.queued_bytes
+        assert held <= BACKLOG_BUDGETS * most
+        wire.deliver(min(delivered, len(wire.under_way)))
+
+
+def test_there_is_room_for_a_budget_where_half_of_one_is_under_way() -> None:
+    wire = Wire()
+    assert wire.outbox.room_bytes() is None
+    wire.outbox.set_budget(100 * KIB)
+    wire.outbox.push(gradient(1, 50 * KIB))
+    wire.fill()
+    assert wire.outbox.room_bytes() == 100 * KIB
+    wire.outbox.push(gradient(2, 100 * KIB))
+    assert wire.outbox.room_bytes() == 0
+    wire.run()
+    assert wire.outbox.room_bytes() == 100 * KIB
+
+
+def test_what_gives_way_and_bulk_take_no_room() -> None:
+    wire = Wire(QueueRule.NEWEST)
+    wire.outbox.set_budget(100 * KIB)
+    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(4000 * KIB)))
+    wire.fill()
+    assert wire.outbox.room_bytes() == 100 * KIB
+    wire.outbox.push(gradient(1))
+    assert wire.outbox.room_bytes() == 100 * KIB
+
+
+def test_a_receiver_that_says_nothing_holds_the_sender() -> None:
+    wire = Wire()
+    wire.outbox.set_budget(64 * KIB)
+    wire.outbox.push(gradient(1, 1000 * KIB))
+    wire.fill()
+    assert wire.outbox.unacknowledged_bytes == 128 * KIB
+    assert wire.fill() == 0
+    wire.deliver()
+    assert wire.fill() == 1
+
+
+def test_a_lower_budget_holds_until_enough_is_acknowledged() -> None:
+    wire = Wire()
+    wire.outbox.push(gradient(1, 4000 * KIB))
+    wire.outbox.set_budget(500 * KIB)
+    wire.fill()
+    wire.outbox.set_budget(125 * KIB)  # the link collapsed fourfold
+    while wire.outbox.unacknowledged_bytes > 250 * KIB:
+        assert wire.fill() == 0
+        wire.deliver()
+    wire.run()
+    assert wire.arrived[0].size_bytes == 4000 * KIB
+
+
+def test_an_older_gradient_gives_way_to_a_newer_one_and_nothing_else_does() -> None:
+    # 1. gradient 1 has begun        stays: half of it is under way
+    # 2. progress 2, gradient 3      gradient 3 has not begun
+    # 3. gradient 4                  gradient 3 gives way, progress 2 does not
+    wire = Wire(QueueRule.NEWEST)
+    wire.outbox.set_budget(32 * KIB)
+    wire.outbox.push(gradient(1))
+    wire.fill()
+    wire.outbox.push(progress(2))
+    wire.outbox.push(Message(MessageKind.LOSS, 2, payload=bytes(8)))
+    wire.outbox.push(gradient(3))
+    wire.outbox.push(gradient(4))
+    wire.run()
+    assert [(m.kind.name, m.iteration) for m in wire.arrived] == [
+        ("GRADIENT", 1), ("PROGRESS", 2), ("LOSS", 2), ("GRADIENT", 4),
+    ]  # fmt: skip
+    assert wire.outbox.dropped_messages == 1
+
+
+def test_where_gradients_are_kept_all_of_them_arrive_in_order() -> None:
+    wire = Wire(QueueRule.KEEP)
+    wire.outbox.set_budget(32 * KIB)
+    for iteration in range(1, 6):
+        wire.outbox.push(gradient(iteration))
+    wire.run()
+    assert [m.iteration for m in wire.arrived] == [1, 2, 3, 4, 5]
+    assert wire.outbox.dropped_messages == 0
+
+
+def test_a_queue_at_its_bound_gives_the_link_up() -> None:
+    wire = Wire(QueueRule.KEEP, limit=3)
+    for iteration in range(3):
+        wire.outbox.push(gradient(iteration))
+    with pytest.raises(UnavailableError, match="too slowly"):
+        wire.outbox.push(gradient(4))
+
+
+def test_gradients_pass_between_the_slices_of_bulk_and_bulk_keeps_half() -> None:
+    wire = Wire()
+    wire.outbox.set_budget(128 * KIB)
+    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(1024 * KIB)))
+    wire.fill()
+    for iteration in range(2, 8):  # 6 x 100 KiB of gradients meet 1 MiB of weights
+        wire.outbox.push(gradient(iteration))
+    kinds = wire.run()
+    assert kinds[-1] is MessageKind.WEIGHTS  # it has half, and is the larger
+    assert kinds[:6] == [MessageKind.GRADIENT] * 6
+
+
+def test_bulk_is_not_starved_by_gradients_without_end() -> None:
+    wire = Wire()
+    wire.outbox.set_budget(128 * KIB)
+    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(512 * KIB)))
+    sent_before = iteration = 0
+    while not any(m.kind is MessageKind.WEIGHTS for m in wire.arrived):
+        if wire.outbox.queued_messages < 4:
+            iteration += 1
+            wire.outbox.push(gradient(iteration))
+        wire.fill()
+        sent_before = wire.outbox.sent_total
+        wire.deliver()
+    assert sent_before <= 2 * 512 * KIB + 256 * KIB
+
+
+def test_chunks_are_small_on_a_small_budget_and_bounded_without_one() -> None:
+    wire = Wire()
+    wire.outbox.set_budget(20 * KIB)
+    wire.outbox.push(gradient(1, 400 * KIB))
+    first = wire.outbox.next_frame(0.0)
+    assert len(Frame.FromString(first or b"").payload) == 10 * KIB
+    wire = Wire()
+    wire.outbox.push(gradient(1, 4000 * KIB))
+    first = wire.outbox.next_frame(0.0)
+    assert len(Frame.FromString(first or b"").payload) == MAX_CHUNK_BYTES
+
+
+def flags(wire: Wire) -> list[bool]:
+    return [Frame.FromString(frame).back_to_back for frame in wire.under_way]
+
+
+def test_only_the_first_chunk_after_a_pause_is_not_back_to_back() -> None:
+    wire = Wire()
+    wire.outbox.push(gradient(1))
+    wire.outbox.push(gradient(2))
+    wire.fill()
+    assert flags(wire) == [False] + [True] * 7
+    wire.deliver(8)
+    wire.outbox.push(gradient(3))
+    wire.fill()
+    assert flags(wire) == [False] + [True] * 3
+
+
+def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it() -> None:
+    # 1. the idle link acknowledges after 10 ms
+    # 2. the window is full, frames still take 10 ms: our window sets the pace, not the link
+    # 3. they take 40 ms: the link does
+    wire = Wire()
+    wire.outbox.set_budget(32 * KIB)
+    wire.outbox.heartbeat()
+    wire.fill()
+    wire.now_s = 0.01
+    wire.deliver()
+    wire.outbox.push(gradient(1, 1000 * KIB))
+    wire.fill()
+    wire.now_s += 0.01
+    wire.deliver()
+    wire.fill()
+    assert not flags(wire)[-1]
+    wire.now_s += 0.04
+    wire.deliver()
+    wire.fill()
+    assert flags(wire)[-1]
+
+
+def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> None:
+    wire = Wire()
+    wire.outbox.push(gradient(1))
+    wire.fill()
+    late = Acknowledgement(epoch=wire.outbox.epoch, frames=4, stream_bytes=100 * KIB)
+    wire.outbox.push(gradient(2))
+    wire.outbox.reset()
+    assert (wire.outbox.queued_bytes, wire.outbox.unacknowledged_bytes) == (0, 0)
+    assert wire.outbox.dropped_messages == 1
+    wire.outbox.acknowledge(late, 0.0)
+    assert wire.outbox.acknowledged_total == 0
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"frames": 99},
+        {"frames": 2, "stream_bytes": 1},
+        {"frames": 2, "stream_bytes": 2**60},
+        {"frames": 0, "stream_bytes": 0},
+        {"frames": 1, "stream_bytes": 25 * KIB, "busy_bytes": 26 * KIB},
+        {"frames": 1, "stream_bytes": 26 * KIB},
+        {"epoch": 9},
+    ],
+    ids=str,
+)
+def test_an_acknowledgement_that_cannot_be_is_refused(nonsense: dict[str, int]) -> None:
+    wire = Wire()
+    wire.outbox.push(gradient(1))
+    wire.fill()
+    wire.deliver()
+    with pytest.raises(ContractError, match="acknowledge"):
+        wire.outbox.acknowledge(Acknowledgement(**{"epoch": 1, **nonsense}), 0.0)
+
+
+def test_a_message_waits_for_nothing_that_has_no_bytes() -> None:
+    wire = Wire()
+    wire.outbox.push(progress(1))
+    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=b""))
+    assert sorted(wire.run()) == [MessageKind.PROGRESS, MessageKind.WEIGHTS]

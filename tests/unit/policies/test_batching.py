@@ -1,0 +1,91 @@
+"""The global batch grows as DLion's controller says; shares follow capacities, not their noise.
+
+Left out: where capacities come from (sidecar), and properties over many inputs (tests/property).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.spec import GlobalBatchSize
+from dlion_worker.policies.batching import BatchShares, GlobalBatchController, shares
+
+
+def sizes(growth: GlobalBatchSize, samples: int, iterations: range) -> list[int]:
+    control = GlobalBatchController(growth)
+    return [control.at(iteration, samples) for iteration in iterations]
+
+
+def test_warm_up_adds_then_growth_multiplies_then_it_holds() -> None:
+    growth = GlobalBatchSize(initial=100, every_steps=10, increment=150, max=10_000)
+    assert sizes(growth, 50_000, range(0, 110, 10)) == [
+        *(100, 250, 400, 500),  # adds 150 until 1 % of the training set
+        *(750, 1125, 1688, 2532, 3798),  # times 1.5
+        *(5000, 5000),  # 10 % of it
+    ]
+
+
+def test_the_global_batch_stays_between_initial_and_max() -> None:
+    growth = GlobalBatchSize(initial=100, every_steps=1, max=600)
+    assert max(sizes(growth, 50_000, range(100))) == 600
+    assert set(sizes(growth, 50, range(100))) == {100}  # already above a tenth of the set
+
+
+def test_growth_can_be_switched_off() -> None:
+    growth = GlobalBatchSize(initial=100, every_steps=1, growth=False)
+    assert set(sizes(growth, 50_000, range(100))) == {100}
+
+
+def test_a_late_controller_arrives_where_the_others_are() -> None:
+    growth = GlobalBatchSize(initial=64, every_steps=7)
+    assert GlobalBatchController(growth).at(100, 20_000) == sizes(growth, 20_000, range(101))[-1]
+
+
+def test_growing_data_lets_the_batch_grow_on() -> None:
+    control = GlobalBatchController(GlobalBatchSize(initial=100, every_steps=1, max=10**6))
+    assert control.at(1000, 10_000) == 1000
+    assert control.at(2000, 20_000) == 2000
+    assert control.at(3000, 10_000) == 2000  # it never shrinks
+
+
+def test_a_slow_peer_gets_a_smaller_batch() -> None:
+    capacity = {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0}
+    assert shares(200, capacity) == {0: 120, 1: 60, 2: 20}
+
+
+def test_the_slowest_still_gets_one_sample() -> None:
+    assert shares(10, {Rank(0): 1000.0, Rank(1): 1.0, Rank(2): 1.0}) == {0: 8, 1: 1, 2: 1}
+    assert shares(2, {Rank(rank): 1.0 for rank in range(3)}) == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_capacity_that_is_no_positive_number_is_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        shares(10, {Rank(0): 1.0, Rank(1): wrong})
+    with pytest.raises(ValueError, match="at least one"):
+        shares(10, {})
+
+
+def test_noise_of_a_few_percent_changes_no_batch() -> None:
+    batch = BatchShares()
+    first = batch.update(200, {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0})
+    assert batch.update(200, {Rank(0): 24.7, Rank(1): 11.7, Rank(2): 4.1}) == first
+
+
+def test_a_quota_that_changes_moves_all_shares() -> None:
+    batch = BatchShares()
+    batch.update(200, {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0})
+    after = batch.update(200, {Rank(0): 12.0, Rank(1): 24.0, Rank(2): 4.0})
+    assert after == {0: 60, 1: 120, 2: 20}
+
+
+def test_a_member_that_leaves_has_its_share_spread() -> None:
+    batch = BatchShares()
+    batch.update(200, {Rank(rank): 1.0 for rank in range(4)})
+    assert batch.update(200, {Rank(0): 1.0, Rank(2): 1.0}) == {0: 100, 2: 100}
+
+
+def test_the_even_policy_looks_at_no_capacity() -> None:
+    batch = BatchShares(weighted=False)
+    assert batch.update(9, {Rank(0): 24.0, Rank(1): 12.0}) == {0: 5, 1: 4}

@@ -1,0 +1,226 @@
+"""Who asks whom for weights, and when, as numbered timelines of three workers (period 2).
+
+Left out: what a merge does to accuracy (tests/simulated, the runner).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_worker.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
+from dlion_worker.policies.interface import (
+    Instruction,
+    Message,
+    MessageKind,
+    Mix,
+    Send,
+    SendWeights,
+)
+from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, Peers, TransferRule
+
+A, B, C = Rank(0), Rank(1), Rank(2)
+SIZE = 3
+
+
+class Worker:
+    """Rank 0 with peers 1 and 2."""
+
+    def __init__(self, policy: str = "best2all", *, peers: tuple[Rank, ...] = (B, C)) -> None:
+        rule = TransferRule(policy=policy, every_steps=2, fraction=0.75, loss_window=2)
+        self.transfer = KnowledgeTransfer(rule, rank=A, size=SIZE)
+        self.finished = dict.fromkeys(peers, 0)
+        self.iteration = 0
+
+    @property
+    def peers(self) -> Peers:
+        return Peers(sorted(self.finished), self.finished.__getitem__)
+
+    def steps(self, *losses: float) -> list[Instruction]:
+        told: list[Instruction] = []
+        for loss in losses:
+            self.iteration += 1
+            told += self.transfer.step_done(self.iteration, loss, self.peers)
+        return told
+
+    def loss(self, sender: Rank, iteration: int, loss: float) -> list[Instruction]:
+        self.finished[sender] = max(self.finished[sender], iteration)
+        message = Message(MessageKind.LOSS, iteration, payload=encode_loss(loss))
+        self.transfer.loss_arrived(sender, message)
+        return self.transfer.decide(self.peers)
+
+    def weights(self, sender: Rank, iteration: int) -> list[Instruction]:
+        payload = encode_whole(np.full(SIZE, 7, np.float32), ValueCodec.FLOAT32)
+        message = Message(MessageKind.WEIGHTS, iteration, payload=payload)
+        return self.transfer.weights_arrived(sender, message)
+
+    def requested(self, sender: Rank, iteration: int) -> list[Instruction]:
+        return self.transfer.weights_requested(
+            sender, Message(MessageKind.WEIGHTS_REQUEST, iteration)
+        )
+
+
+def asked(told: list[Instruction]) -> list[int]:
+    return [
+        one.peer
+        for one in told
+        if isinstance(one, Send) and one.message.kind is MessageKind.WEIGHTS_REQUEST
+    ]
+
+
+def test_the_mean_of_recent_losses_is_shared_every_period() -> None:
+    worker = Worker()
+    assert worker.steps(9.0) == []
+    told = worker.steps(1.0)
+    assert [(one.peer, decode_loss(one.message.payload)) for one in told if isinstance(one, Send)]
+    assert {
+        one.peer: decode_loss(one.message.payload) for one in told if isinstance(one, Send)
+    } == {
+        1: 5.0,
+        2: 5.0,
+    }
+
+
+def test_best2all_asks_the_best_and_merges_its_weights() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)  # 1. own loss 3
+    assert asked(worker.loss(C, 2, 1.0)) == []  # 2. B's is still to come
+    assert asked(worker.loss(B, 2, 2.0)) == [2]  # 3. C is best
+    (mix,) = worker.weights(C, 2)  # 4.
+    assert isinstance(mix, Mix)
+    assert (mix.fraction, mix.sender) == (0.75, 2)
+    np.testing.assert_array_equal(mix.weights_D, 7)
+    assert worker.weights(C, 2) == []  # 5. once
+
+
+def test_the_best_asks_nobody() -> None:
+    worker = Worker()
+    worker.loss(B, 2, 2.0)
+    worker.loss(C, 2, 1.0)
+    assert asked(worker.steps(0.5, 0.5)) == []
+
+
+@pytest.mark.parametrize(("own", "expected"), [(3.0, [2]), (1.5, []), (0.5, [])])
+def test_best2worst_lets_only_the_worst_ask(own: float, expected: list[int]) -> None:
+    worker = Worker("best2worst")
+    worker.loss(B, 2, 2.0)
+    worker.loss(C, 2, 1.0)
+    assert asked(worker.steps(own, own)) == expected
+
+
+def test_among_equals_the_lowest_rank_is_best() -> None:
+    worker = Worker()
+    worker.loss(B, 2, 1.0)
+    worker.loss(C, 2, 1.0)
+    assert asked(worker.steps(1.0, 1.0)) == []
+    other = Worker()
+    other.loss(B, 2, 1.0)
+    other.loss(C, 2, 1.0)
+    assert asked(other.steps(2.0, 2.0)) == [1]
+
+
+def test_a_loss_that_was_lost_is_not_waited_for() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)
+    worker.loss(C, 2, 1.0)
+    worker.finished[B] = 3  # B is past the period, and its loss did not come
+    assert asked(worker.transfer.decide(worker.peers)) == [2]
+
+
+def test_a_slow_peer_holds_the_choice_for_one_period_at_most() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)  # B is at 0 and stays there
+    worker.loss(C, 2, 1.0)
+    assert asked(worker.steps(3.0)) == []
+    assert asked(worker.steps(3.0)) == [2]  # the next period's end: with what is known
+
+
+def test_a_slow_worker_takes_the_latest_loss_of_a_fast_one() -> None:
+    worker = Worker()
+    worker.loss(B, 2, 9.0)
+    worker.loss(B, 8, 1.0)
+    worker.loss(C, 6, 2.0)
+    assert asked(worker.steps(3.0, 3.0)) == [1]
+
+
+def test_if_the_best_leaves_the_period_is_skipped() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)
+    worker.loss(B, 2, 2.0)
+    worker.loss(C, 2, 1.0)
+    worker.transfer.left(C)
+    del worker.finished[C]
+    with pytest.raises(ContractError, match="nobody asked"):
+        worker.weights(C, 2)
+    worker.loss(B, 4, 1.0)
+    assert asked(worker.steps(3.0, 3.0)) == [1]  # and the next one goes on without it
+
+
+def test_while_an_answer_is_under_way_nothing_more_is_asked_for_one_period() -> None:
+    worker = Worker()
+    for iteration, expected in ((2, [2]), (4, []), (6, [2])):
+        worker.loss(B, iteration, 2.0)
+        worker.loss(C, iteration, 1.0)
+        assert asked(worker.steps(3.0, 3.0)) == expected
+    assert worker.weights(C, 2) == []  # too late: forgotten, no harm
+    assert len(worker.weights(C, 6)) == 1
+
+
+def test_a_request_is_answered_once_per_period() -> None:
+    worker = Worker()
+    worker.steps(1.0, 1.0)
+    assert worker.requested(B, 2) == [SendWeights(B, 2)]
+    assert worker.requested(B, 2) == []
+    assert worker.requested(C, 2) == [SendWeights(C, 2)]
+    worker.steps(1.0, 1.0)
+    assert worker.requested(B, 4) == [SendWeights(B, 4)]
+    assert worker.requested(B, 2) == []
+
+
+def test_nonsense_is_refused() -> None:
+    worker = Worker()
+    worker.steps(1.0, 1.0)
+    with pytest.raises(ContractError, match="not over here"):
+        worker.requested(B, 4)
+    with pytest.raises(ContractError, match="multiples"):
+        worker.requested(B, 3)
+    with pytest.raises(ContractError, match="nobody asked"):
+        worker.weights(B, 2)
+    with pytest.raises(ContractError, match="finite"):
+        worker.loss(B, 2, float("nan"))
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    worker = Worker()
+    worker.loss(B, 2, 1.0)
+    worker.loss(C, 2, 2.0)
+    assert asked(worker.steps(3.0, 3.0)) == [1]
+    payload = encode_whole(np.ones(SIZE + 1, np.float32), ValueCodec.FLOAT32)
+    with pytest.raises(ContractError, match="model of 4"):
+        worker.transfer.weights_arrived(B, Message(MessageKind.WEIGHTS, 2, payload=payload))
+
+
+def test_losses_survive_a_restart() -> None:
+    worker = Worker()
+    worker.steps(3.0, 5.0, 7.0)
+    restored = Worker()
+    restored.transfer.restore(worker.transfer.state())
+    restored.iteration = 3
+    for one in (worker, restored):
+        told = one.steps(9.0)
+        losses = [
+            decode_loss(step.message.payload)
+            for step in told
+            if isinstance(step, Send) and step.message.kind is MessageKind.LOSS
+        ]
+        assert losses == [8.0, 8.0]
+
+
+def test_without_a_policy_nothing_is_shared() -> None:
+    assert Worker("none").steps(1.0, 1.0) == []
+
+
+def test_alone_there_is_nobody_to_ask() -> None:
+    assert Worker(peers=()).steps(1.0, 1.0) == []

@@ -1,0 +1,317 @@
+"""What one worker's machine does with steps, messages and members, as short timelines.
+
+Weights of contributions, who gets what, late and early contributions, members that come and go,
+nonsense from peers, checkpoints. Left out: arithmetic of Max N (test_sending.py), knowledge
+transfer (test_knowledge_transfer.py), random schedules (tests/property).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import ValueCodec, encode_loss, encode_sparse, encode_whole
+from dlion_worker.policies import build
+from dlion_worker.policies.interface import (
+    Descend,
+    Instruction,
+    Layout,
+    LocalStepDone,
+    Machine,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+    Send,
+)
+from policy_cluster import Cluster, spec
+
+LAYOUT = Layout(("w",), (4,))
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+FULL = {"policy": "full", "codec": "float32"}
+
+
+def machine(
+    mode: str = "synchronous",
+    *,
+    exchange: dict[str, object] | None = None,
+    backup: int = 0,
+    joined: bool = True,
+) -> Machine:
+    synchronization: dict[str, object] = {"mode": mode, "maxStaleness": 1}
+    if backup:
+        synchronization["backupWorkers"] = backup
+    built = build(
+        spec(exchange=exchange or FULL, synchronization=synchronization),
+        ME,
+        LAYOUT,
+        [ME, ONE, TWO],
+    )
+    if joined:
+        built.handle(MemberJoined(ONE))
+        built.handle(MemberJoined(TWO))
+    return built
+
+
+def own(iteration: int, value: float = 1.0, batch: int = 10) -> LocalStepDone:
+    return LocalStepDone(iteration, np.full(4, value, np.float32), batch, loss=0.5)
+
+
+def gradient(sender: Rank, iteration: int, value: float, batch: int = 10) -> MessageArrived:
+    payload = encode_whole(np.full(4, value, np.float32), ValueCodec.FLOAT32)
+    return MessageArrived(
+        sender, Message(MessageKind.GRADIENT, iteration, local_batch_size=batch, payload=payload)
+    )
+
+
+def progress(sender: Rank, iteration: int, batch: int = 10) -> MessageArrived:
+    return MessageArrived(sender, Message(MessageKind.PROGRESS, iteration, local_batch_size=batch))
+
+
+def value_of(told: list[Instruction]) -> float:
+    """The one value of the one update among these instructions."""
+    (update,) = [one for one in told if isinstance(one, Descend)]
+    assert np.ptp(update.gradient_D) == 0
+    return float(update.gradient_D[0])
+
+
+def sent(told: list[Instruction]) -> dict[int, MessageKind]:
+    return {one.peer: one.message.kind for one in told if isinstance(one, Send)}
+
+
+def test_synchronous_updates_once_with_everybodys_samples() -> None:
+    worker = machine()
+    told = worker.handle(own(1, 1.0, batch=10))
+    assert sent(told) == {1: MessageKind.GRADIENT, 2: MessageKind.GRADIENT}
+    assert not any(isinstance(one, Descend) for one in told)
+    assert worker.handle(gradient(ONE, 1, 2.0, batch=30)) == []
+    assert worker.waiting_for() == {2}
+    told = worker.handle(gradient(TWO, 1, 4.0, batch=60))
+    assert value_of(told) == pytest.approx((10 * 1 + 30 * 2 + 60 * 4) / 100)
+    assert isinstance(told[0], Descend)
+    assert told[0].samples == 100
+
+
+def test_dlion_ratio_weights_as_published() -> None:
+    worker = machine(exchange={**FULL, "weighting": "dlion_ratio"})
+    worker.handle(own(1, 1.0, batch=10))
+    worker.handle(gradient(ONE, 1, 2.0, batch=30))
+    told = worker.handle(gradient(TWO, 1, 4.0, batch=60))
+    assert value_of(told) == pytest.approx((1 + 3 * 2 + 6 * 4) / 3)
+
+
+def test_a_contribution_that_comes_early_waits_for_its_iteration() -> None:
+    worker = machine()
+    worker.handle(own(1, 1.0))
+    worker.handle(gradient(ONE, 1, 1.0))
+    worker.handle(gradient(ONE, 2, 7.0))  # one may be a step ahead
+    assert value_of(worker.handle(gradient(TWO, 1, 1.0))) == pytest.approx(1.0)
+    worker.handle(own(2, 1.0))
+    assert value_of(worker.handle(gradient(TWO, 2, 1.0))) == pytest.approx(3.0)
+
+
+def test_who_leaves_is_not_waited_for_but_its_contribution_counts() -> None:
+    worker = machine()
+    worker.handle(own(1, 1.0))
+    worker.handle(gradient(ONE, 1, 3.0))
+    worker.handle(MemberLeft(ONE))
+    assert worker.waiting_for() == {2}
+    assert value_of(worker.handle(MemberLeft(TWO))) == pytest.approx(2.0)
+    assert value_of(worker.handle(own(2, 5.0))) == pytest.approx(5.0)  # alone: all is its own
+
+
+def test_a_gradient_that_is_late_for_its_barrier_is_dropped() -> None:
+    worker = machine()
+    worker.handle(own(1, 1.0))
+    worker.handle(MemberLeft(TWO))
+    worker.handle(gradient(ONE, 1, 1.0))
+    worker.handle(MemberJoined(TWO))
+    worker.handle(gradient(TWO, 1, 9.0))  # the others have gone on without it
+    worker.handle(gradient(TWO, 2, 1.0))
+    worker.handle(own(2, 1.0))
+    assert value_of(worker.handle(gradient(ONE, 2, 1.0))) == pytest.approx(1.0)
+
+
+def test_backup_updates_without_the_slowest_and_adds_it_later() -> None:
+    worker = machine("backup", backup=1)
+    worker.handle(own(1, 3.0))
+    assert value_of(worker.handle(gradient(ONE, 1, 3.0))) == pytest.approx(2.0)  # two thirds
+    assert worker.waiting_for() == frozenset()
+    worker.handle(gradient(TWO, 1, 9.0))  # late: a third of it goes into the next update
+    worker.handle(own(2, 3.0))
+    assert value_of(worker.handle(gradient(ONE, 2, 3.0))) == pytest.approx(2.0 + 3.0)
+
+
+@pytest.mark.parametrize("mode", ["bounded", "asynchronous"])
+def test_other_modes_update_at_each_step_with_what_has_come(mode: str) -> None:
+    worker = machine(mode)
+    assert value_of(worker.handle(own(1, 3.0))) == pytest.approx(1.0)
+    assert worker.handle(gradient(ONE, 1, 3.0, batch=20)) == []
+    assert worker.handle(gradient(TWO, 1, 6.0, batch=10)) == []
+    expected = (10 * 3.0 + 20 * 3.0 + 10 * 6.0) / 40
+    assert value_of(worker.handle(own(2, 3.0))) == pytest.approx(expected)
+    assert value_of(worker.handle(own(3, 4.0))) == pytest.approx(1.0)  # nothing came
+
+
+def test_a_part_of_a_gradient_lands_where_it_belongs() -> None:
+    worker = machine("asynchronous")
+    payload = encode_sparse(
+        np.array([1, 3]), np.array([6.0, 9.0], np.float32), 4, ValueCodec.FLOAT32
+    )
+    worker.handle(
+        MessageArrived(ONE, Message(MessageKind.GRADIENT, 1, local_batch_size=10, payload=payload))
+    )
+    (update,) = [one for one in worker.handle(own(1, 3.0)) if isinstance(one, Descend)]
+    np.testing.assert_allclose(update.gradient_D, [1.0, 3.0, 1.0, 4.0], rtol=1e-6)
+
+
+def test_without_exchange_each_trains_alone_and_says_how_far_it_is() -> None:
+    worker = machine("synchronous", exchange={"policy": "none"})
+    told = worker.handle(own(1, 3.0))
+    assert sent(told) == {1: MessageKind.PROGRESS, 2: MessageKind.PROGRESS}
+    assert value_of(told) == 3.0
+    worker.handle(gradient(ONE, 1, 100.0))
+    assert worker.waiting_for() == frozenset()
+    assert value_of(worker.handle(own(2, 3.0))) == 3.0
+
+
+def test_progress_counts_as_heard_with_its_samples() -> None:
+    worker = machine()
+    worker.handle(own(1, 4.0))
+    worker.handle(progress(ONE, 1))
+    assert value_of(worker.handle(progress(TWO, 1, batch=20))) == pytest.approx(1.0)
+
+
+def test_progress_of_no_samples_says_where_its_sender_is_and_no_more() -> None:
+    worker = machine()
+    worker.handle(own(1, 4.0))
+    worker.handle(progress(ONE, 1, batch=0))
+    assert value_of(worker.handle(progress(TWO, 1, batch=30))) == pytest.approx(1.0)
+
+
+def test_a_newcomer_is_told_at_once_how_far_this_worker_is() -> None:
+    worker = machine("asynchronous", joined=False)
+    assert worker.handle(MemberJoined(ONE)) == []
+    worker.handle(own(1))
+    (told,) = worker.handle(MemberJoined(TWO))
+    assert isinstance(told, Send)
+    assert told.message == Message(MessageKind.PROGRESS, 1, local_batch_size=0)
+
+
+def test_two_that_lost_their_link_find_each_other_again() -> None:
+    cluster = Cluster(spec(exchange=FULL, synchronization={"mode": "synchronous"}), [4, 4])
+    cluster.lockstep(2)
+    for rank, peer in ((ME, ONE), (ONE, ME)):
+        cluster.handle(rank, MemberLeft(peer))
+    cluster.step(ME)  # each goes on alone
+    for rank, peer in ((ME, ONE), (ONE, ME)):
+        cluster.handle(rank, MemberJoined(peer))
+    cluster.deliver_all()
+    cluster.step(ONE)
+    cluster.step(ME)
+    assert not cluster.may_step(ME)
+    cluster.deliver_all()
+    cluster.step(ONE)
+    cluster.deliver_all()
+    assert cluster.may_step(ME)
+
+
+def test_a_gradient_that_comes_twice_counts_once() -> None:
+    worker = machine("asynchronous")
+    worker.handle(gradient(ONE, 1, 3.0))
+    worker.handle(gradient(ONE, 1, 3.0))
+    assert value_of(worker.handle(own(1, 3.0))) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Message(MessageKind.GRADIENT, 1, local_batch_size=10, payload=b"xyz"), "3 bytes"),
+        (Message(MessageKind.GRADIENT, 1, local_batch_size=0, payload=b"xyz"), "batch of 0"),
+        (Message(MessageKind.PROGRESS, 1, local_batch_size=-1), "batch of -1"),
+        (Message(MessageKind.PROGRESS, 1, local_batch_size=10**9), "batch of 1000000000"),
+        (Message(MessageKind.PROGRESS, 0, local_batch_size=1), "iteration 0"),
+        (Message(MessageKind.PROGRESS, 1, local_batch_size=1, payload=b"x"), "payload"),
+        (
+            Message(
+                MessageKind.GRADIENT,
+                1,
+                local_batch_size=1,
+                payload=encode_whole(np.ones(5, np.float32), ValueCodec.FLOAT32),
+            ),
+            "model of 5",
+        ),
+    ],
+)
+def test_nonsense_is_refused_and_changes_nothing(message: Message, words: str) -> None:
+    worker = machine("asynchronous")
+    (refusal,) = worker.handle(MessageArrived(ONE, message))
+    assert isinstance(refusal, Refuse)
+    assert words in refusal.reason
+    assert value_of(worker.handle(own(1, 3.0))) == pytest.approx(1.0)
+
+
+def test_a_gradient_that_makes_no_sense_holds_nobody_up_and_contributes_nothing() -> None:
+    worker = machine()
+    worker.handle(own(1, 1.0))
+    worker.handle(gradient(ONE, 1, 3.0))
+    nonsense = Message(MessageKind.GRADIENT, 1, local_batch_size=10, payload=b"nonsense")
+    told = worker.handle(MessageArrived(TWO, nonsense))
+    assert isinstance(told[0], Refuse)
+    assert value_of(told) == pytest.approx((1.0 + 3.0) / 2)
+    assert not worker.waiting_for()
+
+
+def test_messages_of_strangers_are_refused() -> None:
+    worker = machine()
+    for stranger in (Rank(7), ME):
+        (refusal,) = worker.handle(gradient(stranger, 1, 1.0))
+        assert isinstance(refusal, Refuse)
+
+
+def test_a_gradient_of_its_own_that_is_not_finite_is_never_sent() -> None:
+    for policy in ("full", "dlion"):
+        worker = machine(exchange={"policy": policy})
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            worker.handle(own(1, float("nan")))
+
+
+def test_losses_are_no_business_of_a_job_without_knowledge_transfer() -> None:
+    worker = machine("asynchronous")
+    loss = Message(MessageKind.LOSS, 100, payload=encode_loss(1.0))
+    assert worker.handle(MessageArrived(ONE, loss)) == []
+    request = Message(MessageKind.WEIGHTS_REQUEST, 100)
+    assert worker.handle(MessageArrived(ONE, request)) == []
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "bounded"])
+def test_a_restored_machine_goes_on_as_the_first(mode: str) -> None:
+    first = machine(mode)
+    first.handle(own(1, 3.0))
+    first.handle(gradient(ONE, 1, 1.0))
+    first.handle(gradient(TWO, 1, 2.0))
+    second = machine(mode, joined=False)
+    second.restore(first.state())
+    for rank in (ONE, TWO):
+        second.handle(MemberJoined(rank, 1))
+    for worker in (first, second):
+        assert worker.next_iteration() == 2
+    values = []
+    for worker in (first, second):
+        told = worker.handle(own(2, 5.0))
+        told += worker.handle(gradient(ONE, 2, 1.0))
+        told += worker.handle(gradient(TWO, 2, 2.0))
+        values.append(value_of(told))
+    assert values[0] == values[1]
+
+
+def test_a_checkpoint_taken_while_held_is_the_one_before_the_step() -> None:
+    worker = machine()
+    worker.handle(own(1, 3.0))
+    again = machine(joined=False)
+    again.restore(worker.state())
+    assert again.next_iteration() == 1
+    assert value_of(again.handle(own(1, 3.0))) == 3.0

@@ -1,0 +1,69 @@
+"""Proves: curves stay within their limit however long the run, keep their ends and their means, and
+interpolation agrees with arithmetic done by hand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_worker.results.curves import Curve, at_times, first_time_at, mean_over_replicas
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 1000, 100_003])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_curve_never_grows_beyond_its_limit(count, averaged):
+    curve = Curve(1, limit=16, averaged=averaged)
+    for i in range(count):
+        curve.append(i, i)
+    points = curve.points()
+    assert len(points) <= 17
+    assert (np.diff(points[:, 0]) > 0).all()
+    assert len(points) >= min(count, 8)
+
+
+def test_a_thinned_curve_keeps_its_first_and_its_newest_sample():
+    curve = Curve(1, limit=16)
+    for i in range(777):
+        curve.append(i, 10 * i)
+    points = curve.points()
+    assert points[0].tolist() == [0, 0]
+    assert points[-1].tolist() == [776, 7760]
+    assert (points[:, 1] == 10 * points[:, 0]).all()
+
+
+def test_a_short_curve_is_kept_as_it_is():
+    curve = Curve(2)
+    for i in range(100):
+        curve.append(i, i, -i)
+    assert curve.points().tolist() == [[i, i, -i] for i in range(100)]
+
+
+def test_an_averaged_curve_keeps_the_mean():
+    values = np.random.default_rng(3).normal(size=1024)
+    curve = Curve(1, limit=64, averaged=True)
+    for i, value in enumerate(values):
+        curve.append(i, value)
+    assert curve.points()[:, 1].mean() == pytest.approx(values.mean(), abs=1e-12)
+
+
+def test_the_mean_begins_when_all_replicas_are_known_and_holds_what_ended():
+    early = np.array([[0.0, 0.1], [10.0, 0.3]])
+    late = np.array([[5.0, 0.5], [15.0, 0.7]])
+    mean = mean_over_replicas([early, late, np.empty((0, 2))])
+    assert mean.tolist() == [[5, (0.2 + 0.5) / 2], [10, (0.3 + 0.6) / 2], [15, (0.3 + 0.7) / 2]]
+
+
+def test_the_time_to_a_level_lies_between_two_evaluations():
+    curve = np.array([[0.0, 0.1], [10.0, 0.3], [20.0, 0.2], [30.0, 0.6]])
+    assert first_time_at(curve, 0.2) == pytest.approx(5)
+    assert first_time_at(curve, 0.4) == pytest.approx(25)
+    assert first_time_at(curve, 0.05) == 0
+    assert first_time_at(curve, 0.61) is None
+    assert first_time_at(np.empty((0, 2)), 0.1) is None
+
+
+def test_values_between_rows_are_linear_and_unknown_without_rows():
+    curve = np.array([[10.0, 1.0], [0.0, 0.0]])  # rows may come out of order
+    assert at_times(curve, [-5, 5, 50]).tolist() == [0, 0.5, 1]
+    assert np.isnan(at_times(np.empty((0, 2)), [1.0])).all()

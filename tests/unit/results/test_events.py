@@ -1,0 +1,61 @@
+"""Proves: reading events skips a torn last line in silence, names other bad lines, and goes on.
+
+Leaves out: the form of a record (tests of `dlion_api.records`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord
+from dlion_api.records import record_to_json
+from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
+
+EVENTS = [EventRecord(float(i), Rank(0), i, "Reason", f"number {i}") for i in range(4)]
+LINES = [record_to_json(event).encode() + b"\n" for event in EVENTS]
+
+
+def read(path: Path, content: bytes) -> tuple[list[EventRecord], list[BadLine]]:
+    path.write_bytes(content)
+    bad: list[BadLine] = []
+    return list(read_events(path, bad.append)), bad
+
+
+@pytest.mark.parametrize("kept", [1, 10, 40])
+def test_a_torn_last_line_is_skipped_in_silence(tmp_path, kept):
+    content = b"".join(LINES[:3]) + LINES[3][:kept]
+    assert read(tmp_path / "e", content) == (EVENTS[:3], [])
+
+
+def test_a_last_line_that_only_lacks_its_newline_counts(tmp_path):
+    assert read(tmp_path / "e", b"".join(LINES).rstrip(b"\n")) == (EVENTS, [])
+
+
+@pytest.mark.parametrize(
+    "bad", [b"nonsense\n", b"\xff\xfe\x00\n", b"{}\n", b'{"kind":"event"}\n', b"[1]\n", b"null\n"]
+)
+def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path, bad):
+    records, named = read(tmp_path / "e", LINES[0] + bad + LINES[1])
+    assert records == EVENTS[:2]
+    assert [line.number for line in named] == [2]
+    assert named[0].reason
+
+
+def test_a_line_without_end_costs_no_more_than_itself(tmp_path):
+    flood = b"x" * (3 * LONGEST_LINE_BYTES) + b"\n"
+    records, named = read(tmp_path / "e", LINES[0] + flood + LINES[1])
+    assert records == EVENTS[:2]
+    assert [line.number for line in named] == [2]
+
+
+def test_an_empty_file_is_a_run_that_has_not_begun(tmp_path):
+    assert read(tmp_path / "e", b"") == ([], [])
+
+
+def test_a_missing_file_is_said_with_what_to_do(tmp_path):
+    with pytest.raises(DataError, match="dlion run"):
+        list(read_events(tmp_path / "none"))

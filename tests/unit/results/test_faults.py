@@ -1,0 +1,76 @@
+"""Proves: "loses at most one iteration" is judged as the project defines it: no iteration longer
+than twice the worker's median, no local step thrown away.
+"""
+
+from __future__ import annotations
+
+from dlion_api.names import Rank
+from dlion_api.progress import StepRecord
+from dlion_worker.results.faults import iteration_losses
+
+
+def steps(rank, walls, *, iterations=None, incarnation=1, start_s=0.0):
+    time_s, result = start_s, []
+    for index, wall_s in enumerate(walls):
+        time_s += wall_s
+        iteration = iterations[index] if iterations else index + 1
+        result.append(
+            StepRecord(
+                time_s,
+                Rank(rank),
+                incarnation,
+                iteration,
+                1.0,
+                8,
+                32,
+                0.1,
+                wall_s,
+                wall_s,
+                wall_s,
+                0.0,
+                0.0,
+                8 * (index + 1),
+            )
+        )
+    return result
+
+
+def test_even_iterations_lose_nothing():
+    loss = iteration_losses(steps(0, [1.0] * 10))[Rank(0)]
+    assert loss.at_most_one
+    assert loss.median_s == 1.0
+    assert loss.longest_s == 1.0
+
+
+def test_an_iteration_of_exactly_twice_the_median_is_allowed():
+    assert iteration_losses(steps(0, [1.0] * 5 + [2.0] + [1.0] * 5))[Rank(0)].at_most_one
+
+
+def test_a_longer_iteration_is_named():
+    loss = iteration_losses(steps(0, [1.0] * 5 + [2.1] + [1.0] * 5))[Rank(0)]
+    assert not loss.at_most_one
+    assert loss.slow == (6,)
+
+
+def test_the_first_step_of_an_incarnation_may_compile():
+    records = steps(0, [9.0] + [1.0] * 5)
+    records += steps(0, [9.0, 1.0], iterations=[7, 8], incarnation=2, start_s=20)
+    assert iteration_losses(records)[Rank(0)].at_most_one
+
+
+def test_only_iterations_around_the_fault_are_judged():
+    records = steps(0, [1.0] * 5 + [5.0] + [1.0] * 5)  # the slow one ends at 10 s
+    assert iteration_losses(records, since_s=11)[Rank(0)].at_most_one
+    assert not iteration_losses(records, since_s=9, until_s=11)[Rank(0)].at_most_one
+
+
+def test_a_step_done_twice_or_skipped_was_thrown_away():
+    again = iteration_losses(steps(0, [1.0] * 5, iterations=[1, 2, 3, 3, 4]))[Rank(0)]
+    assert again.discarded == (3,)
+    skipped = iteration_losses(steps(0, [1.0] * 4, iterations=[1, 2, 5, 6]))[Rank(0)]
+    assert skipped.discarded == (3, 4)
+
+
+def test_the_killed_worker_itself_is_not_judged():
+    records = steps(0, [1.0] * 5) + steps(1, [1.0, 50.0, 1.0])
+    assert set(iteration_losses(records, killed=[Rank(1)])) == {Rank(0)}

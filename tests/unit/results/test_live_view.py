@@ -1,0 +1,148 @@
+"""Proves: the live view shows every worker's figures and state on a terminal, plain lines off it,
+says honestly what it cannot foresee, and lets no record's text command the terminal.
+
+Leaves out: the refreshing thread of Rich.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord, LinkRecord, StepRecord
+from dlion_cli.live_view import LINE_INTERVAL_S, LiveView
+from synthetic_run import Story, description, records
+
+STORY = Story(seconds=200, killed=(4, 140.0, 100.0))
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def view_of(*, terminal=True, until_s=150.0, width=150, given=None, **changes):
+    clock = Clock()
+    run = dataclasses.replace(description(STORY), **changes)
+    console = Console(
+        file=io.StringIO(), force_terminal=terminal, width=width, color_system=None, record=True
+    )
+    view = LiveView(run, console, environment="hetero-sys-a", clock=clock)
+    for record in records(STORY) if given is None else given:
+        if record.time_s <= until_s:
+            clock.now_s = record.time_s
+            view.update(record)
+    return view, console, clock
+
+
+def picture(view, console):
+    console.print(view.render())
+    return console.export_text()
+
+
+def test_every_worker_has_a_row_with_its_figures():
+    view, console, _ = view_of()
+    text = picture(view, console)
+    row = next(line for line in text.splitlines() if line.startswith("plant-a/small-0"))
+    assert "training" in row
+    assert " 173 " in row  # the batch
+    assert "MB" in row
+    assert "→1" in row
+    for heading in ("worker", "state", "step", "loss", "accuracy", "batch", "samples/s", "sent/s"):
+        assert heading in text
+    assert "cifar10" in text
+    assert "hetero-sys-a" in text
+    assert "of 65.0 %" in text
+
+
+def test_a_lost_worker_is_shown_as_lost_with_its_event():
+    text = picture(*view_of(until_s=150.0)[:2])
+    row = next(line for line in text.splitlines() if line.startswith("plant-b/gpu-0"))
+    assert "lost" in row
+    assert "WorkerLost" in text
+
+
+def test_a_worker_without_steps_for_a_while_is_waiting():
+    view, console, clock = view_of(until_s=100.0)
+    clock.now_s += 30
+    rows = [line for line in picture(view, console).splitlines() if line.startswith("plant-")]
+    assert all("waiting" in row for row in rows)
+
+
+def test_before_the_first_step_workers_are_starting():
+    text = picture(*view_of(given=[])[:2])
+    assert text.count("starting") == 6
+    assert "ETA —" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "remaining"),
+    [
+        ({"max_seconds": 200, "max_steps": None, "target_accuracy": None}, "0:52"),
+        ({"max_seconds": 200, "max_steps": None, "target_accuracy": 0.9}, "≤ 0:52"),
+        ({"max_seconds": None, "max_steps": None, "target_accuracy": 0.9}, "—"),
+        ({"max_seconds": None, "max_steps": None, "target_accuracy": None}, "—"),
+    ],
+)
+def test_the_remaining_time_is_told_only_where_it_can_be_foreseen(changes, remaining):
+    view, _, _ = view_of(**changes)
+    assert view.remaining() == remaining
+
+
+def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():
+    given = [
+        StepRecord(float(i), Rank(rank), 1, i, 1.0, 8, 32, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8 * i)
+        for i in range(1, 11)
+        for rank in (0, 1)
+    ]
+    view, _, _ = view_of(given=given, max_steps=100, max_seconds=None, target_accuracy=None)
+    assert view.remaining() == "1:30"
+
+
+def test_a_narrow_terminal_keeps_rows_on_one_line():
+    view, console, _ = view_of(width=80)
+    lines = picture(view, console).splitlines()
+    assert sum(line.startswith("plant-") for line in lines) == 6
+    assert max(map(len, lines)) <= 80
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then_and_every_warning():
+    view, console, _ = view_of(terminal=False)
+    with view:
+        pass
+    lines = console.export_text().splitlines()
+    plain = [line for line in lines if "elapsed" in line]
+    assert len(plain) <= 150 / LINE_INTERVAL_S + 2
+    assert len(plain) >= 10
+    assert sum("WorkerLost" in line for line in lines) == 1
+    assert "samples/s" in plain[-1]
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_text_of_records_cannot_command_the_terminal():
+    hostile = "\x1b[2J\x1b]0;owned\x07[bold red]not markup[/]\r\n\u202e"
+    view, console, _ = view_of(given=[EventRecord(1.0, Rank(0), 1, hostile, hostile, True)])
+    text = picture(view, console)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[bold red]not markup[/]" in text
+
+
+def test_a_link_that_is_down_is_shown_as_down():
+    down = LinkRecord(2.0, Rank(0), Rank(1), 1, 0, 0, 0, 0, None, None, 0, False)
+    step = StepRecord(1.0, Rank(0), 1, 1, 1.0, 8, 32, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8)
+    assert "→1 down" in picture(*view_of(given=[step, down])[:2])
+
+
+def test_a_record_of_an_unknown_worker_does_no_harm():
+    stranger = EventRecord(1.0, Rank(99), 0, "WorkerReady", "hello")
+    assert "worker 99" in picture(*view_of(given=[stranger])[:2])

@@ -1,0 +1,190 @@
+"""Proves: the report is one self-contained page with every section, escapes whatever it is given,
+stays small, and shows unfinished, empty and several runs.
+
+Leaves out: whether it is good to look at (that was looked at).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord
+from dlion_cli.__main__ import main
+from dlion_worker.results.environment import EnvironmentFigure, EnvironmentReport
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.report.page import PICTURE_BYTES, render
+from dlion_worker.results.report.runs import load_run, load_runs
+from dlion_worker.results.summary import Ending
+from synthetic_run import Story, description, records
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+STORY = Story(seconds=120, killed=(4, 50.0, 10.0))
+HOSTILE = "<script>alert('x')</script>&\"$\\frac{1}{0}$ ]]> --> {{ 7*7 }} {% raw %}"
+VOID = {"meta", "br", "path", "use", "rect", "image", "circle", "line"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and balance of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.headings, self.words = [], [], [], []
+        self._open = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self._open and self._open[-1] in ("h1", "h2", "b"):
+            self.headings.append(data.strip())
+
+
+def make(path, story=STORY, *, extra=(), finish=True):
+    with ResultFolder.create(path, description(story), now=NOW) as folder:
+        for record in (*records(story), *extra):
+            folder.append(record)
+        figures = tuple(EnvironmentFigure(r, "CPU quota", "cores", 2.0, 1.5) for r in range(2))
+        folder.write_environment(EnvironmentReport("hetero-sys-a", figures, (HOSTILE,)))
+        if finish:
+            folder.finish(Ending("maxSeconds", message=HOSTILE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    event = EventRecord(60.0, Rank(1), 7, HOSTILE, HOSTILE, warning=True)
+    return make(tmp_path_factory.mktemp("runs") / "one", extra=[event])
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return render(load_runs([folder], [HOSTILE]), title=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_every_section_and_picture_is_there(page):
+    assert {
+        "Learning", "Accuracy against time", "Accuracy against bytes", "Training loss",
+        "Drift between replicas", "Time and bytes to an accuracy", "Scalability", "Workers",
+        "Batch sizes", "Capacities", "Where time went", "Accuracy per class", "Uplinks over time",
+        "Rate of each link", "Use of each link's budget", "Timeline", "Events",
+        "Environment: requested and measured", "Settings",
+    } <= set(page.headings)  # fmt: skip
+    assert page.tags.count("svg") == 12
+
+
+def test_nothing_is_fetched_from_anywhere(text, page):
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\((?!#)", text)
+    loading = {"script", "link", "iframe", "object", "embed", "img"}
+    assert not loading & set(page.tags)
+    for name, value in page.attributes:
+        if name in ("href", "src", "xlink:href"):
+            assert value.startswith(("#", "data:image/png;base64,")), value
+
+
+def test_hostile_text_is_shown_and_never_obeyed(text, page):
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert HOSTILE in "".join(page.words)
+
+
+def test_ids_inside_the_page_lead_somewhere_and_belong_to_one_picture(text):
+    pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    clips = []
+    for picture in pictures:
+        ids = set(re.findall(r'\sid="([^"]+)"', picture))
+        used = set(re.findall(r'href="#([^"]+)"', picture)) | set(
+            re.findall(r"url\(#([^)]+)\)", picture)
+        )
+        assert used <= ids
+        clips.append(used)
+    for place, own in enumerate(clips):
+        for other in clips[:place]:
+            assert not own & other
+
+
+def test_the_page_follows_light_and_dark(text):
+    assert "prefers-color-scheme: dark" in text
+    assert "var(--ink)" in "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+
+
+def test_the_same_run_makes_the_same_page(folder, text):
+    assert render(load_runs([folder], [HOSTILE]), title=HOSTILE) == text
+
+
+def test_many_workers_and_several_runs_stay_below_three_megabytes(tmp_path):
+    many = Story(workers=16, seconds=30, step_s=3.0, killed=None)
+    run = load_run(make(tmp_path / "run", many), "run")
+    one = render([run])
+    several = render([run, run, run], picture_bytes=400_000)
+    assert len(one.encode()) < 600_000
+    assert several.count("are left out to keep the page small") >= 1
+    assert len(several.encode()) < 400_000 + len(one.encode())
+    assert PICTURE_BYTES + len(one.encode()) < 3_000_000
+
+
+def test_several_runs_are_compared_with_one_worker_as_the_reference(tmp_path):
+    alone = Story(workers=1, seconds=120, learning_s=200, killed=None)
+    folders = [make(tmp_path / "dlion"), make(tmp_path / "one-worker", alone)]
+    runs = load_runs(folders)
+    assert runs[0].summary["scalability"]["speed_up"] > 1
+    assert runs[1].summary["scalability"] is None
+    page = Page(render(runs))
+    assert {"Comparison", "dlion", "one-worker"} <= {word.strip() for word in page.words}
+
+
+def test_a_killed_run_has_a_page_that_says_so(tmp_path):
+    folder = make(tmp_path / "run", Story(workers=2, seconds=20, killed=None), finish=False)
+    with (folder / "events.jsonl").open("ab") as stream:
+        stream.write(b'garbage\n{"kind": "st')
+    run = load_run(folder, "run")
+    assert len(run.bad_lines) == 1
+    words = "".join(Page(render([run])).words)
+    assert "no summary: still running, or killed" in words
+    assert "1 line of events.jsonl could not be read" in words
+
+
+def test_a_run_in_which_nothing_happened_has_a_page(tmp_path):
+    with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW):
+        pass
+    words = "".join(Page(render([load_run(tmp_path / "run", "run")])).words)
+    assert "no replica was evaluated" in words
+    assert "No event was recorded." in words
+
+
+def test_a_folder_without_a_run_is_said(tmp_path):
+    with pytest.raises(DataError, match="dlion run"):
+        load_run(tmp_path, "x")
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path, folder, capsys):
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert main(["report", str(tmp_path / "none")]) == 66
+    assert main(["report", str(folder), "--label", "a", "--label", "b"]) == 2

@@ -1,0 +1,203 @@
+"""Proves: the summary keeps to its published schema, and its figures agree with a naive computation
+over the list of records, made here without any of the package's own adding up.
+
+Leaves out: how the trainer measures what it reports.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_worker.results.summary import LEVELS, Ending, scalability, schema, summarise
+from dlion_worker.results.tally import RunTally
+from synthetic_run import Story, description, records
+
+STORY = Story(seconds=120, killed=(4, 50.0, 10.0))
+DOCS = Path(__file__).parents[3] / "docs" / "results.md"
+
+
+def summary_of(given, story=STORY, **kwargs):
+    run = description(story)
+    tally = RunTally(worker.rank for worker in run.workers)
+    for record in given:
+        tally.add(record)
+    return summarise(run, tally, ending=Ending("maxSeconds"), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def given():
+    return list(records(STORY))
+
+
+@pytest.fixture(scope="module")
+def summary(given):
+    return summary_of(given)
+
+
+def of(given, kind, rank):
+    return [record for record in given if isinstance(record, kind) and record.rank == rank]
+
+
+def mean_accuracy(given, time_s):
+    """Naive: each replica's accuracy at that time, by its neighbours, and the mean."""
+    values = []
+    for rank in range(STORY.workers):
+        points = [(e.time_s, e.accuracy) for e in of(given, EvaluationRecord, rank)]
+        before = max((p for p in points if p[0] <= time_s), default=points[0])
+        after = min((p for p in points if p[0] >= time_s), default=points[-1])
+        span = after[0] - before[0]
+        share = (time_s - before[0]) / span if span else 0
+        values.append(before[1] + share * (after[1] - before[1]))
+    return sum(values) / len(values)
+
+
+def test_the_schema_is_a_schema_and_the_summary_keeps_to_it(summary):
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(json.loads(json.dumps(summary, allow_nan=False)), schema())
+
+
+def test_a_run_in_which_nothing_happened_has_a_summary_too():
+    jsonschema.validate(summary_of([]), schema())
+
+
+def test_figures_that_are_not_numbers_become_null():
+    lost = EvaluationRecord(1.0, Rank(0), 1, 1, math.nan, math.nan, 0, (math.nan, 0.5))
+    step = StepRecord(1.0, Rank(0), 1, 1, math.inf, 8, 32, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8)
+    summary = summary_of([lost, step])
+    jsonschema.validate(json.loads(json.dumps(summary, allow_nan=False)), schema())
+    assert summary["workers"][0]["accuracy"]["classes"] == [None, 0.5]
+    assert summary["workers"][0]["mean_loss"] is None
+
+
+def test_every_field_of_the_schema_is_in_the_documentation():
+    def names(part):
+        for name, value in part.get("properties", {}).items():
+            yield name
+            yield from names(value)
+        for inside in ("items", "anyOf"):
+            for value in np.atleast_1d(part.get(inside, [])):
+                yield from names(value)
+
+    whole = schema()
+    words = DOCS.read_text("utf-8")
+    parts = [whole, *whole["$defs"].values()]
+    missing = {name for part in parts for name in names(part) if f"`{name}`" not in words}
+    assert not missing
+
+
+@pytest.mark.parametrize("rank", range(STORY.workers))
+def test_a_workers_figures_agree_with_the_records(given, summary, rank):
+    worker = summary["workers"][rank]
+    steps = of(given, StepRecord, rank)
+    links = of(given, LinkRecord, rank)
+    evaluations = of(given, EvaluationRecord, rank)
+    batches = [step.local_batch_size for step in steps]
+    span_s = steps[-1].time_s - (steps[0].time_s - steps[0].wall_s)
+    assert worker["rank"] == rank
+    assert worker["steps"] == len(steps)
+    assert worker["samples"] == sum(batches)
+    assert worker["samples_per_s"] == pytest.approx(sum(batches) / span_s)
+    assert worker["mean_loss"] == pytest.approx(np.mean([step.loss for step in steps]))
+    assert worker["batch_size"] == {"min": min(batches), "max": max(batches), "last": batches[-1]}
+    assert worker["incarnations"] == (2 if rank == 4 else 1)
+    assert worker["waited_s"] == pytest.approx(sum(step.waited_s for step in steps))
+    assert worker["sent_bytes"] == sum(link.sent_bytes for link in links)
+    for link in worker["links"]:
+        own = [record for record in links if record.peer == link["peer"]]
+        assert link["sent_bytes"] == sum(record.sent_bytes for record in own)
+        assert link["acknowledged_bytes"] == sum(record.acknowledged_bytes for record in own)
+        assert link["last_budget_bytes"] == own[-1].budget_bytes
+    assert worker["accuracy"]["final"] == evaluations[-1].accuracy
+    assert worker["accuracy"]["best"] == max(e.accuracy for e in evaluations)
+    assert worker["accuracy"]["evaluated_samples"] == 10_000  # the final one, over all of the split
+
+
+def test_the_jobs_figures_agree_with_the_records(given, summary):
+    final = [of(given, EvaluationRecord, rank)[-1].accuracy for rank in range(STORY.workers)]
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(final))
+    assert (summary["accuracy"]["min"], summary["accuracy"]["max"]) == (min(final), max(final))
+    assert summary["accuracy"]["best_rank"] == int(np.argmax(final))
+    assert summary["time_s"] == max(record.time_s for record in given)
+    steps = [record for record in given if isinstance(record, StepRecord)]
+    assert summary["samples"] == sum(step.local_batch_size for step in steps)
+    assert summary["exchange_cpu_fraction"] == pytest.approx(
+        sum(step.exchange_cpu_s for step in steps) / sum(step.cpu_s for step in steps)
+    )
+    events = [record for record in given if isinstance(record, EventRecord)]
+    assert summary["events"]["warnings"] == sum(event.warning for event in events)
+    assert summary["events"]["reasons"]["WorkerStarted"] == STORY.workers
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_time_to_a_level_is_when_the_mean_first_reaches_it(given, summary, level):
+    entry = next(entry for entry in summary["levels"] if entry["accuracy"] == level)
+    times = sorted({r.time_s for r in given if isinstance(r, EvaluationRecord)})
+    first = max(of(given, EvaluationRecord, rank)[0].time_s for rank in range(STORY.workers))
+    reached = [t for t in times if t >= first and mean_accuracy(given, t) >= level]
+    if not reached:
+        assert entry["time_s"] is None
+        assert entry["sent_bytes"] is None
+        return
+    assert mean_accuracy(given, entry["time_s"]) == pytest.approx(level)
+    assert entry["time_s"] <= reached[0]
+    sent = [r for r in given if isinstance(r, LinkRecord) and r.time_s <= entry["time_s"]]
+    assert entry["sent_bytes"] == pytest.approx(sum(r.sent_bytes for r in sent), rel=0.05)
+
+
+def test_a_target_is_reported_by_itself(summary):
+    level = next(entry for entry in summary["levels"] if entry["accuracy"] == 0.65)
+    assert summary["target"] == level
+
+
+def test_drift_agrees_with_the_distances_of_the_sketches(given, summary):
+    """Sketches of all replicas at one common time, interpolated by NumPy, pair by pair."""
+    time_s = min(of(given, EvaluationRecord, rank)[-1].time_s for rank in range(STORY.workers))
+    vectors, norms = [], []
+    for rank in range(STORY.workers):
+        own = of(given, EvaluationRecord, rank)
+        at_s = [e.time_s for e in own]
+        sketch = np.array([e.sketch for e in own])
+        vectors.append([np.interp(time_s, at_s, column) for column in sketch.T])
+        norms.append(np.interp(time_s, at_s, [e.weights_norm for e in own]))
+    vectors = np.array(vectors)
+    largest = max(np.linalg.norm(a - b) for a in vectors for b in vectors)
+    assert summary["drift"]["last"] == pytest.approx(largest / np.mean(norms))
+
+
+def test_speed_up_is_the_quotient_of_times_to_the_highest_common_level(summary):
+    alone = Story(workers=1, seconds=120, learning_s=200, killed=None)
+    reference = summary_of(records(alone), alone)
+    result = scalability(summary, reference)
+    level = result["accuracy"]
+    times = [
+        next(e["time_s"] for e in s["levels"] if e["accuracy"] == level)
+        for s in (reference, summary)
+    ]
+    assert level == max(e["accuracy"] for e in reference["levels"] if e["time_s"])
+    assert result["speed_up"] == pytest.approx(times[0] / times[1])
+    assert result["efficiency"] == pytest.approx(times[0] / times[1] / 6)
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one():
+    """Rows kept after 20,000 steps of two workers stay at the curves' limits."""
+    tally = RunTally([Rank(0), Rank(1)])
+    for i in range(20_000):
+        rank = Rank(i % 2)
+        tally.add(StepRecord(i / 10, rank, 1, i, 1.0, 8, 16, 0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 8 * i))
+        tally.add(LinkRecord(i / 10, rank, Rank(1 - rank), i, 10, 10, 0, 0, 100, 1e3, 0, True))
+        tally.add(EventRecord(i / 10, rank, i, "Reason", "message"))
+        tally.add(EvaluationRecord(i / 10, rank, i, 8 * i, 0.5, 1.0, 10, (), (1.0, float(i)), 1.0))
+    for worker in tally.workers.values():
+        curves = [worker.loss_curve, worker.batch_curve, worker.accuracy_curve, worker.sent_curve]
+        assert max(len(curve) for curve in curves) <= 4097
+        assert all(len(link.curve) <= 513 for link in worker.links.values())
+    assert len(tally.drift_curve) <= 2049
+    assert len(tally.events) <= 2000

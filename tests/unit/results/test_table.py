@@ -1,0 +1,68 @@
+"""Proves: the end of `dlion run` is a table with a row per replica, or one JSON object and nothing
+else, and lets no name command the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dlion_cli.table import print_result
+from dlion_worker.results.summary import Ending, summarise
+from dlion_worker.results.tally import RunTally
+from synthetic_run import Story, description, records
+
+STORY = Story(workers=4, seconds=60, killed=None)
+
+
+def result(reason="maxSeconds"):
+    run = description(STORY)
+    tally = RunTally(worker.rank for worker in run.workers)
+    for record in records(STORY):
+        tally.add(record)
+    return summarise(run, tally, ending=Ending(reason))
+
+
+def printed(summary, **options):
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_result(console, summary, folder=Path("runs/a"), **options)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return result()
+
+
+def test_every_replica_has_its_row_and_the_report_is_named(summary):
+    text = printed(summary, report=Path("runs/a/report.html"))
+    for worker in summary["workers"]:
+        row = next(line for line in text.splitlines() if worker["name"] in line)
+        assert f"{worker['accuracy']['final'] * 100:.1f} %" in row
+        assert f"{min(worker['accuracy']['classes']) * 100:.1f} %" in row
+    assert f"{summary['accuracy']['mean'] * 100:.1f} %" in text
+    assert "runs/a/report.html" in text
+    assert "Target of 65.0 % (mean over replicas): not reached" in text
+
+
+def test_json_output_is_one_object_and_nothing_else(summary):
+    document = json.loads(printed(summary, output="json", report=Path("r.html")))
+    assert document["report"] == "r.html"
+    assert document["folder"] == "runs/a"
+    assert document["accuracy"] == summary["accuracy"]
+
+
+def test_a_run_without_a_step_has_a_table_too():
+    run = description(STORY)
+    tally = RunTally(worker.rank for worker in run.workers)
+    text = printed(summarise(run, tally, ending=Ending("failed", succeeded=False)))
+    assert "plant-a/small-0" in text
+    assert "—" in text
+
+
+def test_a_hostile_reason_is_printed_harmlessly():
+    assert "\x1b" not in printed(result("\x1b[2J[blink]x"))

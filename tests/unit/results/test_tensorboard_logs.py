@@ -1,0 +1,88 @@
+"""Proves: TensorBoard's files hold the scalars of the records, framed and checksummed as it
+reads them (the checksum is worked out here, bit by bit), and nothing loads TensorFlow for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+
+from dlion_api.names import Rank
+from dlion_worker.results.tensorboard import TensorBoardLogs
+from synthetic_run import Story, description, records
+
+STORY = Story(workers=2, seconds=30, killed=None)
+
+
+def masked_crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events_in(path):
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+        body = data[12 : 12 + length]
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(body)
+        yield Event.FromString(body)
+        data = data[16 + length :]
+
+
+@pytest.fixture
+def logged(tmp_path):
+    names = {worker.rank: worker.name for worker in description(STORY).workers}
+    logs = TensorBoardLogs(tmp_path, names, started_at_s=1_000_000)
+    for record in records(STORY):
+        logs.add(record)
+    logs.close()
+    return tmp_path
+
+
+def test_each_worker_has_a_file_that_begins_with_the_version(logged):
+    folders = sorted(path.name for path in logged.iterdir())
+    assert folders == ["plant-a.small-0", "plant-a.small-1"]
+    for folder in folders:
+        (path,) = (logged / folder).iterdir()
+        assert next(iter(events_in(path))).file_version == "brain.Event:2"
+
+
+def test_the_scalars_are_those_of_the_records(logged):
+    (path,) = (logged / "plant-a.small-0").iterdir()
+    found = {}
+    for event in list(events_in(path))[1:]:
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    evaluations = [
+        (record.iteration, record.accuracy)
+        for record in records(STORY)
+        if record.rank == Rank(0) and hasattr(record, "accuracy")
+    ]
+    assert [step for step, _ in found["held-out/accuracy"]] == [step for step, _ in evaluations]
+    assert [value for _, value in found["held-out/accuracy"]] == pytest.approx(
+        [value for _, value in evaluations]
+    )
+    assert {
+        "training/loss", "training/local batch size", "training/samples per s",
+        "sent bytes/to plant-a/small-1",
+    } <= set(found)  # fmt: skip
+    sent = [value for _, value in found["sent bytes/to plant-a/small-1"]]
+    assert sent == sorted(sent)
+
+
+def test_writing_results_loads_no_tensorflow():
+    program = (
+        "import sys; import dlion_worker.results.folder, dlion_worker.results.report.page;"
+        "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,174 @@
+"""Capacity estimates from the step times of a simulated CPU with a CFS quota.
+
+Proves: throttled short steps give the sustained rate (a median would be five times too high), long
+steps are within 10 % and follow a changed quota within ten iterations with and without a readable
+quota, waiting for peers changes nothing, the exchange's CPU under a quota is not charged, the
+first step of a trainer does not count. Leaves out: real quotas (tests/local).
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from dlion_api.measurements import CapacitySource, CpuAllowance, StepTiming
+from dlion_worker.sidecar.capacity import CapacityEstimator
+from quota_cpu import QuotaCpu
+
+CPU_S_PER_SAMPLE = 0.005
+
+
+class Worker:
+    """A trainer on that CPU, with its estimator."""
+
+    def __init__(self, cpu: QuotaCpu, *, quota_known: bool = True) -> None:
+        self.cpu, self.quota_known = cpu, quota_known
+        self.estimator = CapacityEstimator()
+        self.compute_s: list[float] = []
+        self.iteration = 0
+
+    def step(self, samples: int, *, waited_s: float = 0.0, exchange_cpu_s: float = 0.0) -> None:
+        began_s, began_cpu_s = self.cpu.now_s, self.cpu.cpu_s
+        self.cpu.burn(samples * CPU_S_PER_SAMPLE + exchange_cpu_s / 2)
+        compute_s = self.cpu.now_s - began_s
+        self.cpu.burn(exchange_cpu_s / 2)
+        self.cpu.wait(waited_s)
+        self.iteration += 1
+        self.compute_s.append(compute_s)
+        quota = self.cpu.quota_cores if self.quota_known else None
+        self.estimator.set_allowance(
+            CpuAllowance(quota, self.cpu.cpu_s, self.cpu.throttled_s if self.quota_known else 0.0)
+        )
+        self.estimator.add_step(
+            StepTiming(
+                iteration=self.iteration,
+                samples=samples,
+                compute_s=compute_s,
+                wall_s=self.cpu.now_s - began_s,
+                cpu_s=self.cpu.cpu_s - began_cpu_s,
+                compute_cpu_s=samples * CPU_S_PER_SAMPLE,
+            )
+        )
+
+    def capacity(self) -> float:
+        estimate = self.estimator.estimate()
+        assert estimate is not None
+        return estimate.samples_per_s
+
+
+def test_throttled_short_steps_give_the_sustained_rate_which_a_median_hides() -> None:
+    cpu = QuotaCpu(0.2)
+    worker = Worker(cpu, quota_known=False)
+    for _ in range(2000):
+        began_s = cpu.now_s
+        cpu.burn(0.0007)
+        step_s = cpu.now_s - began_s
+        worker.compute_s.append(step_s)
+        worker.estimator.add_step(StepTiming(1, 1, step_s, step_s, 0.0007))
+    assert statistics.median(worker.compute_s) == pytest.approx(0.0007, rel=0.01)
+    assert statistics.mean(worker.compute_s) == pytest.approx(0.0036, rel=0.05)
+    assert worker.capacity() == pytest.approx(0.2 / 0.0007, rel=0.05)
+    estimate = worker.estimator.estimate()
+    assert estimate is not None
+    assert estimate.source is CapacitySource.RATE
+    assert estimate.window_s >= 1.0
+
+
+@pytest.mark.parametrize("quota_known", [True, False])
+@pytest.mark.parametrize("quota_cores", [0.8, 0.4, 0.2])
+def test_capacity_is_the_rate_alone_within_a_tenth_after_ten_steps(
+    quota_cores: float, quota_known: bool
+) -> None:
+    worker = Worker(QuotaCpu(quota_cores), quota_known=quota_known)
+    for _ in range(10):
+        worker.step(samples=int(0.5 * quota_cores / CPU_S_PER_SAMPLE))
+    assert worker.capacity() == pytest.approx(quota_cores / CPU_S_PER_SAMPLE, rel=0.1)
+
+
+@pytest.mark.parametrize("quota_known", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(0.8, 0.2), (0.2, 0.8), (0.4, 0.2), (0.2, 0.4)])
+def test_a_changed_quota_is_followed_within_ten_steps(
+    before: float, after: float, quota_known: bool
+) -> None:
+    worker = Worker(QuotaCpu(before), quota_known=quota_known)
+    for _ in range(30):
+        worker.step(samples=int(0.4 * before / CPU_S_PER_SAMPLE))
+    worker.cpu.quota_cores = after
+    for _ in range(10):
+        worker.step(samples=int(0.4 * before / CPU_S_PER_SAMPLE))
+    assert worker.capacity() == pytest.approx(after / CPU_S_PER_SAMPLE, rel=0.1)
+
+
+def test_a_known_quota_is_followed_at_once() -> None:
+    worker = Worker(QuotaCpu(0.8))
+    for _ in range(10):
+        worker.step(samples=64)
+    worker.cpu.quota_cores = 0.2
+    worker.step(samples=64)
+    assert worker.capacity() == pytest.approx(0.2 / CPU_S_PER_SAMPLE, rel=0.1)
+
+
+def test_bursts_after_waiting_do_not_count_as_capacity() -> None:
+    worker = Worker(QuotaCpu(0.2))
+    for _ in range(200):
+        worker.step(samples=3, waited_s=0.2)  # 15 ms of CPU fit a period's 20 ms: never throttled
+    assert statistics.mean(worker.compute_s) == pytest.approx(0.015, rel=0.05)
+    assert worker.capacity() == pytest.approx(0.2 / CPU_S_PER_SAMPLE, rel=0.1)
+
+
+def test_the_cpu_of_the_exchange_is_not_charged_under_a_quota() -> None:
+    worker = Worker(QuotaCpu(0.2))
+    for _ in range(20):
+        worker.step(samples=20, exchange_cpu_s=0.05)
+    assert worker.capacity() == pytest.approx(0.2 / CPU_S_PER_SAMPLE, rel=0.1)
+
+
+def test_a_quota_above_what_the_program_can_use_is_not_believed() -> None:
+    worker = Worker(QuotaCpu(1.0))
+    worker.cpu.quota_cores = 4.0  # one thread cannot use four cores
+    for _ in range(20):
+        worker.step(samples=40)
+    assert worker.capacity() == pytest.approx(1.0 / CPU_S_PER_SAMPLE, rel=0.05)
+
+
+def test_a_quota_that_is_not_enforced_is_not_believed() -> None:
+    estimator = CapacityEstimator()
+    estimator.set_allowance(CpuAllowance(0.2, 0.0, 0.0))
+    for iteration in range(10):
+        estimator.add_step(StepTiming(iteration, 100, 0.5, 0.5, 0.5))
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(200)
+
+
+def test_the_first_step_of_a_trainer_does_not_count() -> None:
+    estimator = CapacityEstimator()
+    estimator.add_step(StepTiming(1, 10, 9.0, 9.0, 9.0))
+    assert estimator.estimate() is None
+    estimator.add_step(StepTiming(2, 10, 1.0, 1.0, 1.0))
+    estimator.trainer_started()
+    estimator.add_step(StepTiming(3, 10, 9.0, 9.0, 9.0))
+    estimator.add_step(StepTiming(4, 10, 1.0, 1.0, 1.0))
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(10)
+
+
+def test_less_than_a_second_of_steps_is_no_measure() -> None:
+    estimator = CapacityEstimator()
+    for iteration in range(4):
+        estimator.add_step(StepTiming(iteration, 10, 0.3, 0.3, 0.3))
+    assert estimator.estimate() is None
+
+
+def test_a_quota_that_holds_only_while_computing_still_sets_the_pace() -> None:
+    """Half of the time it waits for peers, and the exchange takes a part of the quota."""
+    worker = Worker(QuotaCpu(0.8))
+    seen = []
+    for number in range(40):
+        worker.step(64, waited_s=0.7 * (number % 2), exchange_cpu_s=0.1)
+        if number > 10:
+            seen.append(worker.capacity())
+    alone = 0.8 / CPU_S_PER_SAMPLE
+    assert seen == pytest.approx([alone] * len(seen), rel=0.1)

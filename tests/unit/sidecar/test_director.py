@@ -1,0 +1,306 @@
+"""The director in virtual time: what it tells the trainer, when, and why.
+
+Proves: batch shares follow hard quotas within 10 % in ten iterations, and again after the quotas
+are permuted; all directors agree on shares that sum to the global batch; each directive says why;
+a lost worker's share is spread; budgets follow deliveries and their absence of change makes no
+directive; a restarted sidecar goes on from the last directive; idle links are probed, one at a
+time. Leaves out: sockets (tests/local).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dlion_api.measurements import (
+    Capacity,
+    CapacitySource,
+    CpuAllowance,
+    Directive,
+    LinkDelivery,
+    Peers,
+    StepTiming,
+)
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_worker.sidecar.director import IDLE_LINK_S, PROBE_RETRY_S, Director
+from quota_cpu import QuotaCpu
+
+CPU_S_PER_SAMPLE = 0.01
+GLOBAL = 192
+
+
+def job_of(count: int, **batching: object) -> Job:
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "digits"},
+            "spec": {
+                "sites": [{"name": "plant", "groups": [{"name": "any", "workers": count}]}],
+                "trainer": {
+                    "image": "dlion",
+                    "program": {"builtin": "cipher"},
+                    "dataset": {"name": "digits"},
+                    "stop": {"maxSteps": 10},
+                },
+                "batching": {
+                    "policy": "weighted",
+                    "globalBatchSize": {"initial": GLOBAL, "growth": False},
+                }
+                | batching,
+            },
+        }
+    )
+
+
+def membership_of(job: Job, *, gone: tuple[int, ...] = ()) -> Membership:
+    members = tuple(
+        Member(
+            worker,
+            1,
+            MemberState.LOST if worker.rank in gone else MemberState.READY,
+            "10.0.0.1:1",
+            "10.0.0.1:2",
+        )
+        for worker in job.workers()
+    )
+    return Membership(1 + len(gone), job.key, len(members), members)
+
+
+class SynchronousJob:
+    """Workers under quotas that wait for the slowest, each with its director; all see at once
+    what one publishes."""
+
+    def __init__(self, quotas: list[float], *, exchange_cpu_s: float = 0.03) -> None:
+        self.job = job_of(len(quotas))
+        self.exchange_cpu_s = exchange_cpu_s
+        self.cpus = [QuotaCpu(quota) for quota in quotas]
+        self.directors = [Director(self.job, Rank(rank)) for rank in range(len(quotas))]
+        self.iteration = 0
+        for director in self.directors:
+            director.handle(Peers(membership_of(self.job), 50_000), 0.0)
+
+    def batches(self) -> list[int]:
+        return [d.directive.local_batch_size for d in self.directors if d.directive is not None]
+
+    def iterate(self) -> None:
+        self.iteration += 1
+        began_s = self.cpus[0].now_s
+        own: list[tuple[float, float, float]] = []
+        for cpu, samples in zip(self.cpus, self.batches(), strict=True):
+            began_cpu_s = cpu.cpu_s
+            cpu.burn(samples * CPU_S_PER_SAMPLE + self.exchange_cpu_s / 2)
+            compute_s = cpu.now_s - began_s
+            cpu.burn(self.exchange_cpu_s / 2)
+            own.append((compute_s, cpu.now_s - began_s, cpu.cpu_s - began_cpu_s))
+        end_s = max(cpu.now_s for cpu in self.cpus)
+        batches = self.batches()
+        for director, cpu, (compute_s, own_s, cpu_s), samples in zip(
+            self.directors, self.cpus, own, batches, strict=True
+        ):
+            cpu.wait(end_s - cpu.now_s)
+            director.handle(CpuAllowance(cpu.quota_cores, cpu.cpu_s, cpu.throttled_s), end_s)
+            director.handle(
+                StepTiming(
+                    iteration=self.iteration,
+                    samples=samples,
+                    compute_s=compute_s,
+                    wall_s=end_s - began_s,
+                    cpu_s=cpu_s,
+                    compute_cpu_s=samples * CPU_S_PER_SAMPLE,
+                    waited_s=end_s - began_s - own_s,
+                ),
+                end_s,
+            )
+        for teller in self.directors:
+            for hearer in self.directors:
+                if hearer is not teller:
+                    hearer.heard(teller.capacities.own(), 1)
+
+
+def assert_shares(batches: list[int], quotas: list[float]) -> None:
+    for batch, quota in zip(batches, quotas, strict=True):
+        assert batch / sum(batches) == pytest.approx(quota / sum(quotas), rel=0.1)
+
+
+@pytest.mark.parametrize("exchange_cpu_s", [0.0, 0.03])
+def test_shares_follow_hard_quotas_within_ten_iterations_and_again_when_permuted(
+    exchange_cpu_s: float,
+) -> None:
+    quotas = [0.8, 0.4, 0.2, 0.2]
+    run = SynchronousJob(quotas, exchange_cpu_s=exchange_cpu_s)
+    assert run.batches() == [48, 48, 48, 48]
+    for _ in range(10):
+        run.iterate()
+    assert_shares(run.batches(), quotas)
+    permuted = [0.2, 0.2, 0.8, 0.4]
+    for cpu, quota in zip(run.cpus, permuted, strict=True):
+        cpu.quota_cores = quota
+    for _ in range(10):
+        run.iterate()
+    assert_shares(run.batches(), permuted)
+
+
+def test_all_workers_agree_on_shares_that_sum_to_the_global_batch() -> None:
+    run = SynchronousJob([0.8, 0.4, 0.2, 0.2])
+    for _ in range(20):
+        run.iterate()
+        assert sum(run.batches()) == GLOBAL
+
+
+def test_a_changed_capacity_is_named_in_the_reason() -> None:
+    director = Director(job_of(2), Rank(0))
+    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    director.heard(Capacity(Rank(1), 310.0, 2.0, CapacitySource.RATE, 5), 1)
+    for iteration in range(1, 4):
+        director.handle(StepTiming(iteration, 62, 1.0, 1.0, 1.0), float(iteration))
+    directive = director.heard(Capacity(Rank(1), 150.0, 2.0, CapacitySource.RATE, 9), 1)
+    assert directive is not None
+    assert "capacity of 1 fell from 310 to 150 samples/s" in directive.reason
+
+
+def test_versions_rise_and_noise_makes_no_directive() -> None:
+    director = Director(job_of(2), Rank(0))
+    first = director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    assert first is not None
+    second = director.heard(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 1), 1)
+    assert second is None, "still an even share: the only capacity known counts for all"
+    told = [
+        director.handle(StepTiming(i, 100, 2.0 + 0.01 * (i % 2), 2.0, 2.0), 2.0 * i)
+        for i in range(1, 20)
+    ]
+    versions = [directive.version for directive in told if directive is not None]
+    assert versions == sorted(set(versions))
+    assert len(versions) == 1, "one change: 50 against 100 samples/s"
+
+
+def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
+    """Each counts the training set as if all had as much data as its own worker."""
+    growing = {"globalBatchSize": {"initial": 100, "everySteps": 10, "max": 10_000}}
+    job = job_of(2, **growing)
+    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+
+    def train(iterations: range) -> list[int]:
+        for iteration in iterations:
+            for director in directors:
+                director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+            for own, other in (directors, reversed(directors)):
+                own.heard(other.capacities.own(), 1)
+        return [d.directive.global_batch_size for d in directors if d.directive is not None]
+
+    for director in directors:
+        director.handle(Peers(membership_of(job), 2000), 0.0)
+    assert train(range(1, 60)) == [200, 200]
+    directors[1].handle(Peers(membership_of(job), 6000), 60.0)
+    assert train(range(60, 120)) == [400, 400]
+
+
+def test_an_even_policy_ignores_capacities() -> None:
+    director = Director(job_of(2, policy="even"), Rank(0))
+    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    director.heard(Capacity(Rank(1), 1000.0, 2.0, CapacitySource.RATE, 1), 1)
+    for iteration in range(1, 4):
+        director.handle(StepTiming(iteration, 10, 1.0, 1.0, 1.0), float(iteration))
+    assert director.directive is not None
+    assert director.directive.local_batch_size == GLOBAL // 2
+
+
+def test_a_lost_workers_share_is_spread() -> None:
+    job = job_of(4)
+    director = Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 1000), 0.0)
+    director.handle(StepTiming(1, 48, 0.1, 0.1, 0.1), 1.0)
+    directive = director.handle(Peers(membership_of(job, gone=(3,)), 1000), 2.0)
+    assert directive is not None
+    assert directive.local_batch_size == GLOBAL // 3
+
+
+def test_before_the_first_step_those_who_may_still_come_keep_their_share() -> None:
+    job = job_of(4)
+    director = Director(job, Rank(0))
+    alone = replace(membership_of(job), members=membership_of(job).members[:1])
+    directive = director.handle(Peers(alone, 1000), 0.0)
+    assert directive is not None
+    assert directive.local_batch_size == GLOBAL // 4
+
+
+def test_the_global_batch_grows_with_the_iterations() -> None:
+    growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 5000}}
+    job = job_of(2, **growing)
+    director = Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 50_000), 0.0)
+    directive = None
+    for iteration in range(1, 10):
+        directive = director.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
+    assert directive is not None
+    assert directive.global_batch_size == 128
+    assert "global batch rose from 64 to 128 samples" in directive.reason
+
+
+def deliver(director: Director, iteration: int, busy_s: float) -> Directive | None:
+    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, busy_s, 0), float(iteration))
+    return director.handle(StepTiming(iteration, 96, 0.4, 0.4, 0.4, waited_s=0.0), float(iteration))
+
+
+def test_budgets_follow_deliveries_with_the_reason() -> None:
+    director = Director(job_of(2), Rank(0))
+    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    first = deliver(director, 1, 0.2)
+    assert first is not None
+    assert first.budget_bytes == {Rank(1): 800_000}
+    deliver(director, 2, 0.2)
+    dropped = deliver(director, 3, 0.8)
+    assert dropped is not None
+    assert dropped.budget_bytes == {Rank(1): 200_000}
+    assert "rate of the link to 1 fell from 2 to 0.5 MB/s" in dropped.reason
+
+
+def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
+    job = job_of(2)
+    director = Director(job, Rank(0))
+    last = Directive(
+        version=41,
+        local_batch_size=160,
+        global_batch_size=GLOBAL,
+        budget_bytes={Rank(1): 500_000},
+        capacities={Rank(0): 100.0, Rank(1): 20.0},
+        bandwidth_bytes_per_s={Rank(1): 500_000.0},
+    )
+    director.handle(last, 0.0)
+    told = director.handle(Peers(membership_of(job), 1000), 0.0)
+    directive = told or director.directive
+    assert directive is not None
+    assert directive.version >= 41
+    assert directive.local_batch_size == 160
+    assert directive.budget_bytes[Rank(1)] > 0
+
+
+def test_what_is_older_than_what_is_known_is_no_news() -> None:
+    director = Director(job_of(2), Rank(0))
+    director.heard(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)
+    director.heard(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 8), 2)
+    director.heard(Capacity(Rank(1), 40.0, 2.0, CapacitySource.RATE, 10), 1)
+    assert director.capacities.known([Rank(1)]) == {Rank(1): 100.0}
+    director.heard(Capacity(Rank(1), 60.0, 2.0, CapacitySource.RATE, 1), 3)
+    assert director.capacities.known([Rank(1)]) == {Rank(1): 60.0}
+
+
+def test_idle_links_are_probed_one_at_a_time_and_not_again_at_once() -> None:
+    job = job_of(3)
+    director = Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 1000), 0.0)
+    first, second = director.link_to_probe(0.0), director.link_to_probe(0.0)
+    assert first is not None
+    assert second is not None
+    assert (first.identity.rank, second.identity.rank) == (1, 2)
+    assert director.link_to_probe(0.0) is None
+    director.probed(Rank(1), 100_000, 0.1, 0.0)
+    again = director.link_to_probe(PROBE_RETRY_S)
+    assert again is not None
+    assert again.identity.rank == 2, "its probe failed"
+    later = director.link_to_probe(IDLE_LINK_S)
+    assert later is not None
+    assert later.identity.rank == 1

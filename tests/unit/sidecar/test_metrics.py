@@ -1,0 +1,64 @@
+"""Metric families against docs/metrics.md.
+
+Proves: what a full reading exports is what the document lists, name by name, with the labels it
+names; missing facts leave their family out. Leaves out: HTTP (tests/local).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dlion_api.measurements import Capacity, CapacitySource, CpuAllowance, Directive
+from dlion_api.names import JobKey, Rank, SiteName
+from dlion_worker.sidecar.metrics import Reading, SidecarMetrics
+from dlion_worker.sidecar.node_facts import NodeFacts
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
+
+
+def exported(reading: Reading) -> str:
+    registry = CollectorRegistry()
+    key = JobKey("default", "cifar10", "1")
+    metrics = SidecarMetrics(job=key, site=SiteName("a"), sites=SITES, read=lambda: reading)
+    registry.register(metrics)
+    return generate_latest(registry).decode()
+
+
+def reading(*, full: bool) -> Reading:
+    return Reading(
+        capacity=Capacity(Rank(0), 120.0, 2.0, CapacitySource.RATE, 3)
+        if full
+        else Capacity(Rank(0), 0.0, 0.0, CapacitySource.UNKNOWN, 0),
+        directive=Directive(3, 48, 192, {Rank(2): 10, Rank(3): 20}, {}, {Rank(1): 5.0})
+        if full
+        else None,
+        allowance=CpuAllowance(0.5, 1.0, 2.0) if full else None,
+        steps=3,
+        samples=144,
+        iteration_s=0.4,
+        trainer_connected=True,
+        refused=0,
+        node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9) if full else NodeFacts(),
+    )
+
+
+def test_the_document_lists_what_is_exported_and_nothing_else() -> None:
+    names = set(re.findall(r"^(dlion_\w+)\{", exported(reading(full=True)), re.MULTILINE))
+    assert names == set(re.findall(r"^\| `(dlion_\w+)`", DOCUMENT.read_text(), re.MULTILINE))
+
+
+def test_links_are_summed_per_site() -> None:
+    labels = 'job="cifar10",namespace="default",peer_site="b",site="a"'
+    assert f"dlion_link_budget_bytes{{{labels}}} 30.0" in exported(reading(full=True))
+
+
+def test_what_cannot_be_read_is_left_out() -> None:
+    text = exported(reading(full=False))
+    assert "dlion_node" not in text
+    assert "dlion_capacity" not in text
+    assert "dlion_link" not in text
+    assert "dlion_steps_total" in text

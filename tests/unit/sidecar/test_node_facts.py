@@ -1,0 +1,94 @@
+"""Node facts from recorded /proc and /sys trees of control groups version 1 and 2.
+
+Proves: quotas (the tightest on the way up), weights, limits, pressure, frequency, temperature and
+memory are read in either version; what is not there is None. Leaves out: hybrid mounts of systemd.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_worker.sidecar.node_facts import NodeFacts, read_node_facts, read_throttled_s
+
+VERSION_1 = {
+    "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/kubepods/burstable/pod7/c1\n4:memory:/kubepods"
+    "\n0::/\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/kubepods/burstable/pod7/cpu.cfs_quota_us": "150000\n",
+    "sys/fs/cgroup/cpu/kubepods/burstable/pod7/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/kubepods/burstable/pod7/c1/cpu.cfs_quota_us": "200000\n",
+    "sys/fs/cgroup/cpu/kubepods/burstable/pod7/c1/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/kubepods/burstable/pod7/c1/cpu.shares": "512\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/kubepods/memory.limit_in_bytes": "536870912\n",
+    "sys/fs/cgroup/unified/cgroup.controllers": "",
+    "proc/cpuinfo": "cpu MHz\t\t: 2445.426\ncpu MHz\t\t: 2445.426\n",
+    "proc/meminfo": "MemTotal:       24684096 kB\nMemFree: 100 kB\nMemAvailable:   24174796 kB\n",
+}
+
+VERSION_2 = {
+    "proc/self/cgroup": "0::/\n",  # as a container sees it: its own group is the top
+    "sys/fs/cgroup/cpu.max": "20000 100000\n",
+    "sys/fs/cgroup/cpu.weight": "39\n",
+    "sys/fs/cgroup/memory.max": "max\n",
+    "proc/pressure/cpu": "some avg10=32.49 avg60=7.76 avg300=1.92 total=13122039\n"
+    "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "proc/pressure/memory": "some avg10=0.50 avg60=0.00 avg300=0.00 total=0\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1500000\n",
+    "sys/devices/system/cpu/cpu1/cpufreq/scaling_cur_freq": "1700000\n",
+    "sys/class/thermal/thermal_zone0/temp": "48312\n",
+    "sys/class/thermal/thermal_zone1/temp": "61250\n",
+}
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+def test_version_1_gives_the_tightest_quota_on_the_way_up(tmp_path: Path) -> None:
+    facts = read_node_facts(tree(tmp_path, VERSION_1))
+    assert facts == NodeFacts(
+        quota_cores=1.5,
+        cpu_weight=50.0,
+        frequency_hertz=pytest.approx(2.445426e9),
+        memory_total_bytes=24684096 * 1024,
+        memory_available_bytes=24174796 * 1024,
+        memory_limit_bytes=536870912,
+    )
+
+
+def test_version_2_gives_quota_weight_pressure_frequency_and_temperature(tmp_path: Path) -> None:
+    facts = read_node_facts(tree(tmp_path, VERSION_2))
+    assert facts == NodeFacts(
+        quota_cores=0.2,
+        cpu_weight=39.0,
+        cpu_pressure_ratio=0.3249,
+        memory_pressure_ratio=0.005,
+        frequency_hertz=1.6e9,
+        temperature_celsius=61.25,
+    )
+
+
+def test_a_machine_that_says_nothing_gives_nothing(tmp_path: Path) -> None:
+    assert read_node_facts(tmp_path) == NodeFacts()
+
+
+@pytest.mark.parametrize("garbage", ["", "max", "lots of cores", "-1 100000", "100 0"])
+def test_a_limit_that_is_no_number_is_no_limit(tmp_path: Path, garbage: str) -> None:
+    tree(tmp_path, VERSION_2 | {"sys/fs/cgroup/cpu.max": garbage})
+    assert read_node_facts(tmp_path).quota_cores is None
+
+
+def test_time_held_by_a_quota_is_read_in_either_version(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/cpu/kubepods/burstable/pod7/cpu.stat"
+    older = tree(tmp_path / "1", VERSION_1 | {group: "nr_periods 9\nthrottled_time 2500000000\n"})
+    assert read_throttled_s(older) == 2.5
+    stat = {"sys/fs/cgroup/cpu.stat": "usage_usec 7\nthrottled_usec 1500000\n"}
+    assert read_throttled_s(tree(tmp_path / "2", VERSION_2 | stat)) == 1.5
+    assert read_throttled_s(tmp_path / "3") == 0.0

@@ -1,0 +1,48 @@
+"""What a sidecar believes of another's words.
+
+Proves: a capacity survives the wire; another run, another rank, an unknown source and senseless
+numbers are refused. Leaves out: certificates (tests/local).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.names import JobKey, Rank
+from dlion_api.wire import measuring_pb2
+from dlion_worker.sidecar.peer_words import from_wire, to_wire
+
+KEY = JobKey("default", "digits", "1")
+SAID = Capacity(Rank(2), 120.5, 2.0, CapacitySource.QUOTA, 7, 1437)
+
+
+def test_a_capacity_survives_the_wire() -> None:
+    wire = to_wire(SAID, KEY, 3)
+    again = measuring_pb2.CapacityShare.FromString(wire.SerializeToString())
+    assert from_wire(again, KEY, Rank(2)) == SAID
+    assert again.incarnation == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run", "default/digits#2"),
+        ("rank", 1),
+        ("samples_per_s", math.nan),
+        ("samples_per_s", math.inf),
+        ("samples_per_s", -1.0),
+        ("samples_per_s", 1e12),
+        ("window_s", -1.0),
+        ("training_set_samples", 2**63),
+        ("source", "Guess"),
+    ],
+)
+def test_nonsense_is_refused(field: str, value: object) -> None:
+    wire = to_wire(SAID, KEY, 3)
+    setattr(wire, field, value)
+    with pytest.raises(ContractError):
+        from_wire(wire, KEY, Rank(2))

@@ -1,0 +1,120 @@
+"""Facts: restarts wait 1, 2, 4, 8, 10, 10 s, and 1 s again after a healthy minute; all restarts
+count; fatal codes and a stop end it; who does not stop within the grace is killed.
+
+Left out: processes and signals (tests/local/test_supervisor.py).
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_worker.supervisor.supervision import (
+    Began,
+    End,
+    Exit,
+    Exited,
+    Instruction,
+    Send,
+    Signalled,
+    Start,
+    Started,
+    Supervision,
+    Tell,
+    TimeCame,
+)
+
+CRASH = Exited(Exit(code=ExitCode.FAILED))
+
+
+def acts(instructions: tuple[Instruction, ...]) -> list[Instruction]:
+    """Without what is only logged."""
+    return [instruction for instruction in instructions if not isinstance(instruction, Tell)]
+
+
+def running(max_restarts: int = 10, grace_s: float = 4.0) -> Supervision:
+    supervision = Supervision(max_restarts=max_restarts, grace_s=grace_s)
+    assert acts(supervision.handle(Began(), 0.0)) == [Start()]
+    supervision.handle(Started(42), 0.0)
+    return supervision
+
+
+def test_waits_double_up_to_ten_seconds() -> None:
+    supervision, now_s, waits_s = running(), 0.0, []
+    for _ in range(6):
+        now_s += 0.5
+        assert acts(supervision.handle(CRASH, now_s)) == []
+        assert supervision.due_s is not None
+        waits_s.append(supervision.due_s - now_s)
+        now_s = supervision.due_s
+        assert acts(supervision.handle(TimeCame(), now_s)) == [Start()]
+        assert supervision.due_s is None
+    assert waits_s == [1, 2, 4, 8, 10, 10]
+
+
+def test_a_healthy_minute_resets_the_wait() -> None:
+    supervision = running()
+    supervision.handle(CRASH, 1.0)
+    supervision.handle(TimeCame(), 2.0)
+    supervision.handle(CRASH, 61.9)  # lived 59.9 s
+    assert supervision.due_s == pytest.approx(63.9)
+    supervision.handle(TimeCame(), 63.9)
+    supervision.handle(CRASH, 123.9)  # lived 60 s
+    assert supervision.due_s == pytest.approx(124.9)
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [(Exit(code=69), 69), (Exit(signal=signal.SIGSEGV), 139)]
+)
+def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: Exit, code: int) -> None:
+    supervision = running(max_restarts=2)
+    for now_s in (100.0, 200.0):
+        assert acts(supervision.handle(CRASH, now_s)) == []
+        supervision.handle(TimeCame(), now_s + 1)
+    assert acts(supervision.handle(Exited(last), 300.0)) == [End(code)]
+
+
+def test_exactly_the_documented_codes_are_fatal() -> None:
+    fatal = {code for code in range(256) if Exit(code=code).fatal}
+    assert fatal == {0, 2, 65, 66, 67, 74, 75, 130}
+    assert not any(Exit(signal=number).fatal for number in range(1, 65))
+
+
+@pytest.mark.parametrize("code", [0, 65, 130])
+def test_a_fatal_code_ends_it(code: int) -> None:
+    assert acts(running().handle(Exited(Exit(code=code)), 5.0)) == [End(code)]
+
+
+def test_a_signal_is_passed_on_and_the_childs_end_is_ours() -> None:
+    supervision = running()
+    assert acts(supervision.handle(Signalled(signal.SIGINT), 1.0)) == [Send(signal.SIGINT)]
+    # Even a code that would be restarted: somebody asked for the end.
+    assert acts(supervision.handle(CRASH, 2.0)) == [End(1)]
+
+
+def test_a_child_that_dies_of_the_signal_passed_on_was_interrupted() -> None:
+    supervision = running()
+    supervision.handle(Signalled(signal.SIGTERM), 1.0)
+    ended = Exited(Exit(signal=signal.SIGTERM))
+    assert acts(supervision.handle(ended, 1.1)) == [End(ExitCode.INTERRUPTED)]
+
+
+def test_who_does_not_stop_within_the_grace_is_killed_once() -> None:
+    supervision = running(grace_s=4.0)
+    supervision.handle(Signalled(signal.SIGTERM), 1.0)
+    assert supervision.due_s == 5.0
+    # Asked again: passed on again, but the time to be killed does not move.
+    assert acts(supervision.handle(Signalled(signal.SIGTERM), 3.0)) == [Send(signal.SIGTERM)]
+    assert supervision.due_s == 5.0
+    assert acts(supervision.handle(TimeCame(), 5.0)) == [Send(signal.SIGKILL)]
+    assert supervision.due_s is None
+    killed = Exited(Exit(signal=signal.SIGKILL))
+    assert acts(supervision.handle(killed, 5.1)) == [End(137)]
+
+
+def test_a_signal_between_two_starts_ends_it_at_once() -> None:
+    supervision = running()
+    supervision.handle(CRASH, 1.0)
+    assert acts(supervision.handle(Signalled(signal.SIGTERM), 1.5)) == [End(ExitCode.INTERRUPTED)]

@@ -1,0 +1,50 @@
+"""Facts: the averaged model weighs replicas by their samples; every site's lowest living rank
+leads, and the next one where it is gone, until somebody has saved for the site.
+
+Left out: the whole end of a run (tests/local/test_end_of_run.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_worker.trainer.finishing import Replica, average, site_leads
+from dlion_worker.trainer.snapshot import WorkerState
+from local_run import job_document
+
+JOB = load_job(job_document({"a": 2, "b": 2}))
+
+
+def replica(rank: int, value: float, samples: int) -> Replica:
+    vector = np.full(3, value, np.float32)
+    return Replica(Rank(rank), WorkerState(vector, vector[:1], vector[:2]), samples, 5)
+
+
+def test_replicas_count_by_their_samples() -> None:
+    averaged = average([replica(0, 1.0, 300), replica(1, 5.0, 100)])
+    assert averaged.weights_D == pytest.approx(np.full(3, 2.0))
+    assert averaged.model_state_S == pytest.approx([2.0])
+
+
+def test_without_samples_all_count_alike() -> None:
+    assert average([replica(0, 1.0, 0), replica(1, 5.0, 0)]).weights_D[0] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("alive", "saved_by", "leads"),
+    [
+        ({0, 1, 2, 3}, set(), {0, 2}),
+        ({1, 3}, set(), {1, 3}),
+        ({0, 1}, set(), {0}),
+        ({1, 2, 3}, {0}, {2}),
+        ({0, 1, 2, 3}, {0, 2}, set()),
+    ],
+)
+def test_the_lowest_living_rank_leads_its_site(
+    alive: set[int], saved_by: set[int], leads: set[int]
+) -> None:
+    ranks = {Rank(rank) for rank in alive}
+    assert site_leads(JOB, ranks, saved_by=[Rank(r) for r in saved_by]) == leads

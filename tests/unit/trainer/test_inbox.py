@@ -1,0 +1,143 @@
+"""Facts: before the start, links are counted, steps kept and questions of others answered; at the
+start members and what came early become events, but for steps that the weights hold already;
+later, links come and go as events. Who has stopped or saved is known per link; nonsense is kept
+as a refusal.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_worker.exchange import LinkDown, LinkUp, Refused
+from dlion_worker.policies.interface import (
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+)
+from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.inbox import DEPARTURE_S, Farewell, Inbox, farewell
+from dlion_worker.trainer.rendezvous import Answer
+
+A, B = Rank(1), Rank(2)
+
+
+@pytest.fixture
+def sent() -> list[tuple[Rank, Message]]:
+    return []
+
+
+@pytest.fixture
+def inbox(sent: list[tuple[Rank, Message]]) -> Inbox:
+    return Inbox(lambda peer, message: sent.append((peer, message)))
+
+
+def gradient(sender: Rank, iteration: int) -> MessageArrived:
+    return MessageArrived(sender, Message(MessageKind.GRADIENT, iteration, 8, payload=b"x"))
+
+
+def arrive(inbox: Inbox, *arrivals: object) -> list[object]:
+    for arrival in arrivals:
+        inbox.put(arrival)  # type: ignore[arg-type]
+    return list(inbox.drain())
+
+
+def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: Inbox, sent: list) -> None:
+    question = MessageArrived(A, rendezvous.ask(5))
+    inbox.iteration = 3
+    assert arrive(inbox, LinkUp(A, 1, 0), question) == []
+    assert sent == [(A, rendezvous.ask()), (A, rendezvous.answer(5, done=3, is_in=False))]
+
+
+def test_what_came_early_is_handed_over_at_the_start(inbox: Inbox) -> None:
+    early = [gradient(A, 7), gradient(A, 8)]
+    assert arrive(inbox, LinkUp(A, 1, 6), *early) == []
+    assert inbox.start(7) == [MemberJoined(A, 7), early[1]]
+    assert inbox.start(7) == [MemberJoined(A, 7)], "handed over once"
+
+
+def test_another_latecomers_iteration_is_known_at_the_start(inbox: Inbox) -> None:
+    arrive(inbox, LinkUp(A, 1, 0), MessageArrived(A, rendezvous.ask(12)))
+    progress = MessageArrived(A, Message(MessageKind.PROGRESS, 11))
+    assert inbox.start(4) == [MemberJoined(A, 4), progress]
+
+
+def test_after_the_start_links_and_questions_are_events(inbox: Inbox, sent: list) -> None:
+    inbox.start(0)
+    question = MessageArrived(A, rendezvous.ask(5))
+    arrived = [LinkUp(A, 1, 4), question, gradient(A, 5), LinkDown(A, 1, "gone")]
+    assert arrive(inbox, *arrived) == [
+        MemberJoined(A, 4), question, gradient(A, 5), MemberLeft(A),
+    ]  # fmt: skip
+    assert sent == []
+
+
+def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: Inbox) -> None:
+    answer = MessageArrived(A, rendezvous.answer(0, done=9, is_in=True))
+    arrive(inbox, LinkUp(A, 1, 0), answer, gradient(A, 3), gradient(B, 3))
+    assert inbox.answers == {A: Answer(0, 9, is_in=True)}
+    first = inbox.lives[A]
+    arrive(inbox, LinkDown(A, 1, "gone"))
+    assert (inbox.answers, inbox.linked) == ({}, set())
+    assert [message.sender for message in inbox.early] == [B]
+    arrive(inbox, LinkUp(A, 2, 0))
+    assert inbox.lives[A] != first
+
+
+def test_only_a_peers_own_step_counts_as_heard(inbox: Inbox) -> None:
+    greeting = MessageArrived(B, Message(MessageKind.PROGRESS, 6))
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0), gradient(A, 6), greeting)
+    assert inbox.heard_at(6) == {A}
+
+
+def test_the_first_to_stop_says_why_and_where(inbox: Inbox) -> None:
+    stop = farewell("maxSteps 9 reached", 9)
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
+    assert (
+        arrive(inbox, MessageArrived(A, stop), MessageArrived(B, farewell("x", 8, Farewell.SAVED)))
+        == []
+    )
+    assert (inbox.stop_reason, inbox.stop_iteration) == ("worker 1: maxSteps 9 reached", 9)
+    assert (inbox.stopped, inbox.saved) == ({A, B}, {B})
+    arrive(inbox, LinkDown(B, 1, "gone"))
+    assert (inbox.stopped, inbox.saved) == ({A}, {B}), "what it saved stays saved"
+
+
+def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
+    inbox.start(0)
+    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    assert arrive(inbox, leaving, LinkDown(A, 1, "closing"), LinkDown(B, 1, "died")) == [
+        MemberLeft(B)
+    ]
+    assert inbox.stop_reason is None
+    now_s += DEPARTURE_S
+    assert inbox.drain() == [MemberLeft(A)]
+    assert inbox.drain() == []
+
+
+def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: Inbox) -> None:
+    arrive(inbox, LinkUp(A, 1, 0))
+    inbox.start(0)
+    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    arrive(inbox, leaving, LinkDown(A, 1, "closing"))
+    assert arrive(inbox, LinkUp(A, 2, 0)) == [MemberLeft(A), MemberJoined(A, 0)]
+
+
+def test_who_comes_after_the_end_is_told_at_once(inbox: Inbox, sent: list) -> None:
+    inbox.farewell = farewell("over", 9)
+    arrive(inbox, LinkUp(A, 1, 0))
+    assert sent == [(A, inbox.farewell)]
+
+
+def test_nonsense_is_kept_as_a_refusal(inbox: Inbox) -> None:
+    nonsense = MessageArrived(A, Message(MessageKind.MEET, 1, payload=b"what"))
+    assert arrive(inbox, nonsense, Refused(B, "bad frame")) == []
+    assert [refused.peer for refused in inbox.take_refusals()] == [A, B]
+    assert inbox.take_refusals() == []

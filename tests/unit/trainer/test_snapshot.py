@@ -1,0 +1,97 @@
+"""Facts: a worker's state comes back from its bytes; a peer's bytes of another length or with
+values that are not finite are refused; a checkpoint replaces the old one whole or not at all, and a
+damaged one is named.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError, DataError
+from dlion_worker.trainer.snapshot import (
+    WorkerState,
+    load_checkpoint,
+    pack,
+    save_checkpoint,
+    storage_words,
+    unpack,
+)
+
+STATE = WorkerState(
+    np.arange(5, dtype=np.float32), np.ones(2, np.float32), np.full(3, 7, np.float32)
+)
+
+
+def same(a: WorkerState, b: WorkerState) -> bool:
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in vars(a))
+
+
+def test_a_state_comes_back_from_its_bytes() -> None:
+    assert same(unpack(pack(STATE, weights_only=False), STATE, weights_only=False), STATE)
+
+
+def test_weights_alone_leave_the_optimizer_as_it_is() -> None:
+    other = WorkerState(STATE.weights_D * 2, STATE.model_state_S * 2, np.zeros(3, np.float32))
+    taken = unpack(pack(other, weights_only=True), STATE, weights_only=True)
+    assert same(taken, WorkerState(other.weights_D, other.model_state_S, STATE.optimizer_M))
+
+
+@given(st.binary(max_size=80), st.booleans())
+def test_hostile_bytes_are_refused_or_finite(payload: bytes, weights_only: bool) -> None:
+    try:
+        taken = unpack(payload, STATE, weights_only=weights_only)
+    except ContractError:
+        return
+    assert all(np.isfinite(values).all() for values in vars(taken).values())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    poisoned = WorkerState(STATE.weights_D.copy(), STATE.model_state_S, STATE.optimizer_M)
+    poisoned.weights_D[3] = value
+    with pytest.raises(ContractError, match="finite"):
+        unpack(pack(poisoned, weights_only=False), STATE, weights_only=False)
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "checkpoint.npz"
+    save_checkpoint(path, {"weights": STATE.weights_D, "iteration": 3, "policies.mode": "bounded"})
+    values = load_checkpoint(path)
+    assert values is not None
+    assert np.array_equal(values["weights"], STATE.weights_D)
+    assert (int(values["iteration"]), str(values["policies.mode"])) == (3, "bounded")
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path / "none.npz") is None
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * 99])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "checkpoint.npz"
+    save_checkpoint(path, {"weights": STATE.weights_D})
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(DataError, match=r"checkpoint\.npz"):
+        load_checkpoint(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_leaves_the_old_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint.npz"
+    save_checkpoint(path, {"weights": STATE.weights_D})
+    before = path.read_bytes()
+    path.with_suffix(".writing").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space") as caught:
+        save_checkpoint(path, {"weights": STATE.weights_D * 2})
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == before
+    assert not path.with_suffix(".writing").is_symlink()
+    assert "Free some space" in storage_words(caught.value)

@@ -1,0 +1,39 @@
+"""Facts: each stop condition ends a run when it is met and not before; iterations that the job has
+made without this worker count for the job, not for the worker; evaluations come once an interval.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.spec import Stop
+from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress, stop_reason
+
+
+def progress(**values: float) -> JobProgress:
+    return JobProgress(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stop", "before", "met"),
+    [
+        (Stop(max_steps=10), progress(iteration=9), progress(iteration=10)),
+        (Stop(max_seconds=5), progress(trained_s=4.9), progress(trained_s=5.0)),
+        (Stop(max_epochs=2), progress(job_samples=1999), progress(job_samples=2000)),
+    ],
+)
+def test_a_condition_is_met_at_its_value(stop: Stop, before: JobProgress, met: JobProgress) -> None:
+    assert stop_reason(stop, before, training_set_samples=1000) is None
+    assert stop_reason(stop, met, training_set_samples=1000) is not None
+
+
+def test_iterations_made_without_this_worker_count_for_the_job_alone() -> None:
+    known = progress(iteration=3, own_samples=30, job_samples=90)
+    known.advance(7, local_batch_size=10, global_batch_size=30)
+    assert known == progress(iteration=7, own_samples=40, job_samples=90 + 4 * 30)
+
+
+def test_an_evaluation_is_due_once_an_interval() -> None:
+    schedule = EvaluationSchedule(100, done=2)
+    due = [schedule.due(progress(job_samples=n)) for n in (250, 299, 301, 399, 650, 660)]
+    assert due == [False, False, True, False, True, False]

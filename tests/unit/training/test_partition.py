@@ -1,0 +1,151 @@
+"""Facts: whatever the labels, workers and seed, parts are disjoint and complete, the same at every
+call, and nobody goes without a sample or the error says who; `bySite` keeps classes apart;
+`dirichlet` is skewed for a small alpha and even for a large one.
+
+Left out: reading samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Dataset, SiteClasses
+from dlion_worker.training.datasets.partition import partition, site_classes
+
+
+def _workers(*sizes: int) -> list[WorkerIdentity]:
+    places = [(f"site-{s}", i) for s, size in enumerate(sizes) for i in range(size)]
+    return [WorkerIdentity(Rank(r), SiteName(s), "g", i) for r, (s, i) in enumerate(places)]
+
+
+def _spec(partition: str, **fields: object) -> Dataset:
+    return Dataset(name="digits", partition=partition, **fields)
+
+
+def _labels(count: int, classes: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, count).astype(np.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rule=st.sampled_from(["iid", "dirichlet", "bySite"]),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    count=st.integers(1, 300),
+    classes=st.integers(1, 12),
+    alpha=st.sampled_from([1e-3, 0.5, 100.0]),
+    seed=st.integers(0, 50),
+    allow_empty=st.booleans(),
+)
+def test_parts_are_disjoint_complete_and_repeatable(
+    rule: str,
+    sizes: list[int],
+    count: int,
+    classes: int,
+    alpha: float,
+    seed: int,
+    allow_empty: bool,
+) -> None:
+    labels, workers = _labels(count, classes, seed), _workers(*sizes)
+    spec = _spec(rule, dirichlet_alpha=alpha)
+
+    def share() -> list[np.ndarray]:
+        return partition(
+            labels, workers, spec, class_count=classes, seed=[seed], allow_empty=allow_empty
+        )
+
+    try:
+        parts = share()
+    except DataError as error:
+        if allow_empty or "no sample for site-" not in str(error):
+            raise
+        return
+    assert len(parts) == len(workers)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(count))
+    assert all((np.diff(part) > 0).all() for part in parts)
+    assert allow_empty or all(len(part) for part in parts)
+    for part, again in zip(parts, share(), strict=True):
+        np.testing.assert_array_equal(part, again)
+
+
+def test_another_seed_gives_another_partition() -> None:
+    labels = _labels(100, 3, 0)
+    one, two = (
+        partition(labels, _workers(2), _spec("iid"), class_count=3, seed=[s])[0] for s in (1, 2)
+    )
+    assert not np.array_equal(one, two)
+
+
+def test_iid_shares_are_equal_in_size() -> None:
+    parts = partition(_labels(103, 4, 0), _workers(3, 2), _spec("iid"), class_count=4, seed=[1])
+    assert sorted(len(p) for p in parts) == [20, 20, 21, 21, 21]
+
+
+def test_by_site_gives_each_site_a_range_of_classes() -> None:
+    labels = _labels(500, 10, 0)
+    workers = _workers(3, 1)
+    parts = partition(labels, workers, _spec("bySite"), class_count=10, seed=[1])
+    for worker, part in zip(workers, parts, strict=True):
+        expected = range(5) if worker.site == "site-0" else range(5, 10)
+        assert set(labels[part]) == set(expected)
+
+
+def test_named_classes_go_to_their_sites_and_others_to_nobody() -> None:
+    labels = _labels(900, 4, 0)
+    spec = _spec(
+        "bySite",
+        site_classes=(
+            SiteClasses(site="site-0", classes=(0, 1)),
+            SiteClasses(site="site-1", classes=(1, 2)),
+        ),
+    )
+    first, second, third = partition(labels, _workers(2, 1), spec, class_count=4, seed=[1])
+    assert set(labels[first]) == set(labels[second]) == {0, 1}
+    assert set(labels[third]) == {1, 2}
+    # A class at both sites is shared out by the number of workers: two to one.
+    at_third = (labels[third] == 1).sum() / (labels == 1).sum()
+    assert at_third == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_small_alpha_is_skewed_and_a_large_one_even() -> None:
+    labels = _labels(2000, 5, 0)
+
+    def largest_class_share(alpha: float) -> float:
+        spec = _spec("dirichlet", dirichlet_alpha=alpha)
+        parts = partition(labels, _workers(4), spec, class_count=5, seed=[1])
+        return float(np.mean([np.bincount(labels[p]).max() / len(p) for p in parts]))
+
+    assert largest_class_share(0.1) > 0.5
+    assert largest_class_share(1e5) < 0.25
+
+
+def test_who_goes_without_is_named_with_what_to_do() -> None:
+    labels = np.zeros(3, np.int32)
+    with pytest.raises(DataError, match=r"no sample for site-1/g-0 .*Give every site a class"):
+        partition(labels, _workers(1, 1), _spec("bySite"), class_count=2, seed=[1])
+    with pytest.raises(DataError, match=r"3 samples, 4 workers\)\. Use fewer workers"):
+        partition(labels, _workers(4), _spec("iid"), class_count=1, seed=[1])
+
+
+def test_a_file_of_one_sample_goes_to_any_worker_by_chance() -> None:
+    owners = set()
+    for seed in range(30):
+        parts = partition(
+            np.zeros(1, np.int32),
+            _workers(3),
+            _spec("iid"),
+            class_count=1,
+            seed=[seed],
+            allow_empty=True,
+        )
+        owners.add([len(p) for p in parts].index(1))
+    assert owners == {0, 1, 2}
+
+
+def test_default_ranges_cover_all_classes() -> None:
+    ranges = site_classes(_spec("bySite"), _workers(1, 1, 1), 10)
+    assert [c for classes in ranges.values() for c in classes] == list(range(10))

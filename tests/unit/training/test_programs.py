@@ -1,0 +1,236 @@
+"""Facts: built-in models have the sizes that the evaluation names, take other image shapes and
+learn; a user's program is loaded from a file or a module, and whatever is wrong with it is said
+with its file and line and what to do; a Conv3D model over [N, T, C, H, W] trains.
+
+Left out: accuracy on real data (tests/local and the benchmarks).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import ProgramError
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Program as ProgramSpec
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.model import FlatModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKER = WorkerIdentity(Rank(0), SiteName("plant-a"), "small", 0)
+
+
+def _load(folder: Path, text: str) -> programs.Program:
+    (folder / "mine.py").write_text(textwrap.dedent(text))
+    return programs.load(ProgramSpec(file="mine.py"), directory=folder)
+
+
+def _build(program: programs.Program, shape: tuple[int, ...] = (4,), classes: int = 2) -> FlatModel:
+    return FlatModel(program, input_shape=shape, class_count=classes, seed=1)
+
+
+DENSE = """
+    import keras
+    import numpy as np
+
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "megabytes"),
+    [
+        ("cipher", (32, 32, 3), (4.4, 4.7)),
+        ("cnn17", (32, 32, 3), (16.5, 17.5)),
+        ("digits", (8, 8, 1), (0.1, 0.3)),
+        ("mobilenet", (32, 32, 3), (12, 14)),
+        ("cipher", (28, 28, 1), (4, 4.7)),
+        ("cipher", (8, 8, 1), (0.5, 2)),
+        ("cnn17", (200, 150, 3), (16.5, 17.5)),
+    ],
+)
+def test_builtin_programs_have_their_sizes(
+    name: str, shape: tuple[int, ...], megabytes: tuple[float, float]
+) -> None:
+    model = _build(programs.builtin(name), shape, 10)
+    assert megabytes[0] <= model.layout.size * 4 / 1e6 <= megabytes[1]
+
+
+def test_builtin_programs_refuse_what_is_no_image() -> None:
+    with pytest.raises(ProgramError, match=r"samples must be images \(given shape: \[4\]"):
+        _build(programs.builtin("cipher"))
+    with pytest.raises(ProgramError, match="allowed: cipher, cnn17, digits, mobilenet"):
+        programs.builtin("resnet")
+
+
+def test_a_users_file_trains(tmp_path: Path, make_job) -> None:
+    program = _load(
+        tmp_path,
+        DENSE
+        + """
+    def load_data(split, site, worker_index):
+        x = np.random.default_rng(len(split) + worker_index).normal(size=(50, 4))
+        return x, (x.sum(axis=1) > 0).astype(int)
+
+    def loss(y_true, y_pred):
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    """,
+    )
+    job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
+    data = datasets.load(job, WORKER, program=program, data_root=tmp_path)
+    assert (data.samples, data.class_count, data.input_shape) == (50, 2, (4,))
+    assert data.training_set_samples == 150
+    model = _build(program)
+    stream = datasets.BatchStream(data, seed=1, rank=0)
+    for _ in range(60):
+        model.weights_D -= np.float32(0.5) * model.step(*stream.next(32)).gradient_D
+    assert model.evaluate(data.held_out_x, data.held_out_y).accuracy > 0.9
+
+
+def test_a_users_module_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "my_package_of_models.py").write_text(textwrap.dedent(DENSE))
+    spec = ProgramSpec(module="my_package_of_models")
+    assert _build(programs.load(spec, directory=tmp_path)).layout.size == 10
+
+
+def test_a_users_conv3d_model_over_frames_first_data_trains(tmp_path: Path) -> None:
+    program = _load(
+        tmp_path,
+        """
+        import keras
+        from keras import layers
+
+        def build_model():
+            clips = keras.Input((4, 1, 6, 6))                  # T, C, H, W
+            x = layers.Permute((1, 3, 4, 2))(clips)            # channels last: T, H, W, C
+            x = layers.Conv3D(4, 3, activation="relu")(x)
+            x = layers.GlobalMaxPooling3D()(x)
+            return keras.Model(clips, layers.Dense(2)(x))
+        """,
+    )
+    model = _build(program, (4, 1, 6, 6))
+    generator = np.random.default_rng(0)
+    y = (np.arange(64) % 2).astype(np.int32)
+    x = generator.normal(size=(64, 4, 1, 6, 6)).astype(np.float32)
+    x[y == 1, 1:3, :, 2:4, 2:4] += 3
+    first = model.evaluate(x, y)
+    for _ in range(60):
+        model.weights_D -= np.float32(0.1) * model.step(x, y).gradient_D
+    assert model.evaluate(x, y).loss < first.loss / 2
+    assert model.evaluate(x, y).accuracy > 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nothing_of_this_name", r"loading the file failed at .*mine\.py:1: ModuleNotFound"),
+        ("def build_model(:", r"failed at .*mine\.py:1: SyntaxError"),
+        ("raise SystemExit(3)", r"mine\.py:1: SystemExit: 3"),
+        ("build_model = 3", "build_model is not a function"),
+        ("x = 1", r"build_model is missing\. A program needs build_model\(\)"),
+    ],
+)
+def test_a_file_that_does_not_load_is_told_with_its_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ProgramError, match=message):
+        _load(tmp_path, text)
+
+
+def test_a_missing_file_or_module_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match=r"no such file: .*none\.py"):
+        programs.load(ProgramSpec(file="none.py"), directory=tmp_path)
+    with pytest.raises(ProgramError, match="Install it where the trainer runs"):
+        programs.load(ProgramSpec(module="none_of_that"), directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('boom')", r"build_model\(\) failed at .*mine\.py:6: ValueError: boom"),
+        ("return 3", r"must return a keras\.Model \(given: int\)"),
+        (
+            "return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])",
+            r"output has the wrong shape \(given: \[1, 1\]",
+        ),
+        (
+            "return keras.Sequential([keras.Input((7,)), keras.layers.Dense(2)])",
+            r"calling the model on a sample of shape \[4\] failed",
+        ),
+        (
+            "return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, 'softmax')])",
+            r"ends in a softmax.*or bring a loss of your own",
+        ),
+    ],
+)
+def test_a_model_that_breaks_the_protocol_is_told(tmp_path: Path, body: str, message: str) -> None:
+    program = _load(
+        tmp_path, f"import keras\nfrom keras import layers\n\n\ndef build_model():\n    {body}\n"
+    )
+    with pytest.raises(ProgramError, match=message):
+        _build(program)
+
+
+def test_a_loss_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
+    program = _load(
+        tmp_path, DENSE + "\n    def loss(y_true, y_pred):\n        return y_pred.no_such_thing\n"
+    )
+    with pytest.raises(ProgramError, match=r"loss\(y_true, y_pred\) failed at .*mine\.py:9"):
+        _build(program).step(np.zeros((2, 4), np.float32), np.zeros(2, np.int32))
+
+
+def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
+    program = _load(
+        tmp_path, DENSE + "\n    def loss(y_true, y_pred):\n        return keras.ops.ones(2)\n"
+    )
+    with pytest.raises(ProgramError, match="does not depend on any variable"):
+        _build(program).step(np.zeros((2, 4), np.float32), np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise OSError('disk gone')", r"load_data\('train', 'plant-a', 0\) failed at .*:9: OSErr"),
+        ("return np.zeros((3, 4))", r"must return \(x, y\) \(given: ndarray\)"),
+        ("return [1, 2], np.zeros(2, int)", r"given: x list"),
+        ("return np.zeros((3, 4)), np.zeros(2, int)", r"wrong shapes \(given: x \[3, 4\], y \[2\]"),
+        ("return np.zeros((3, 4)), np.zeros(3)", r"labels must be class numbers \(given: float64"),
+        ("return np.full((3, 4), np.nan), np.zeros(3, int)", "sample 0 holds NaN"),
+        ("return np.zeros((3, 4)), np.array([0, -1, 0])", "label out of range"),
+        ("return np.array([['a']]), np.zeros(1, int)", "of a type that cannot be trained on"),
+    ],
+)
+def test_data_that_breaks_the_protocol_is_told(
+    tmp_path: Path, make_job, body: str, message: str
+) -> None:
+    text = DENSE + f"\n    def load_data(split, site, worker_index):\n        {body}\n"
+    program = _load(tmp_path, text)
+    job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
+    with pytest.raises(ProgramError, match=message):
+        datasets.load(job, WORKER, program=program, data_root=tmp_path)
+
+
+def test_workers_are_numbered_within_their_site(tmp_path: Path, make_job) -> None:
+    text = """
+    def load_data(split, site, worker_index):
+        return np.full((3, 4), worker_index + 10.0 * site.endswith("b")), np.arange(3)
+    """
+    program = _load(tmp_path, DENSE + text)
+    job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
+    seen = []
+    for worker in job.workers():
+        data = datasets.load(job, worker, program=program, data_root=tmp_path)
+        seen.append(float(data.held_out_x[0, 0]))
+    assert seen == [0, 1, 10]
+
+
+def test_a_program_without_any_data_is_told(tmp_path: Path, make_job) -> None:
+    job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
+    with pytest.raises(ProgramError, match="no data"):
+        datasets.load(job, WORKER, program=_load(tmp_path, DENSE), data_root=tmp_path)

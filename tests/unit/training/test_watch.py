@@ -1,0 +1,261 @@
+"""Facts: files that appear, change and go are followed within two looks and without a restart; a
+half-written file is waited for; one that stays unreadable is skipped and named, and read when it
+is written again; a class that nobody had at the start can arrive; near-duplicates of what is there
+already are left out.
+
+Left out: the effect on training (tests/local). Time is the tests' own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dlion_api.errors import DataError
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.datasets import BatchStream, ChangeKind, FolderWatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENCE_S = 10.0
+
+
+class _Site:
+    """One worker with a watched folder, looked at once a second."""
+
+    def __init__(self, job, root: Path, rank: int = 0) -> None:
+        worker = job.workers()[rank]
+        program = programs.builtin("digits")
+        self.data = datasets.load(job, worker, program=program, data_root=root)
+        self.stream = BatchStream(self.data, seed=1, rank=rank)
+        self.watch = FolderWatch(
+            job,
+            worker,
+            data_root=root,
+            data=self.data,
+            stream=self.stream,
+            patience_s=PATIENCE_S,
+        )
+        self.now_s = 0.0
+
+    def poll(self, times: int = 2) -> list[tuple[ChangeKind, str, int]]:
+        changes = []
+        for _ in range(times):
+            self.now_s += 1
+            self.changes = self.watch.poll(self.now_s)
+            changes += [(c.kind, c.file, c.samples) for c in self.changes]
+        return changes
+
+    def labels(self) -> set[int]:
+        _, y_B = self.stream.next(4 * self.stream.samples)
+        return set(y_B.tolist())
+
+
+def _save(path: Path, label: int, count: int = 12, seed: int = 0) -> None:
+    x = np.random.default_rng([seed, label]).integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
+    np.savez(path, x=x, y=np.full(count, label))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    _save(tmp_path / "in" / "first.npz", 0)
+    x = np.zeros((10, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "test.npz", x=x, y=np.arange(10))
+    return tmp_path
+
+
+@pytest.fixture
+def site(root: Path, make_job) -> _Site:
+    return _Site(_job(make_job), root)
+
+
+def _job(make_job, **fields: object):
+    """The path has a placeholder, so that all the samples are this worker's."""
+    return make_job(
+        **{
+            "path": "in/{site}/..",
+            "format": "npz",
+            "evaluationPath": "test.npz",
+            "watch": True,
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _site_folder(root: Path) -> None:
+    (root / "in" / "plant-a").mkdir()
+
+
+def test_a_new_class_arrives_with_a_new_file(site: _Site, root: Path) -> None:
+    assert site.labels() == {0}
+    assert site.poll(3) == []
+    _save(root / "in" / "late.npz", 7)
+    assert site.poll() == [(ChangeKind.ADDED, "late.npz", 12)]
+    assert site.labels() == {0, 7}
+    assert site.poll(3) == []
+
+
+def test_a_file_that_goes_takes_its_samples_with_it(site: _Site, root: Path) -> None:
+    _save(root / "in" / "late.npz", 7)
+    site.poll()
+    (root / "in" / "first.npz").unlink()
+    assert site.poll(1) == [(ChangeKind.REMOVED, "first.npz", 0)]
+    assert site.labels() == {7}
+
+
+def test_the_last_samples_stay_until_others_come(site: _Site, root: Path) -> None:
+    (root / "in" / "first.npz").unlink()
+    assert site.poll(3) == [(ChangeKind.SKIPPED, "first.npz", 0)]
+    assert site.labels() == {0}
+    _save(root / "in" / "late.npz", 7)
+    assert site.poll(3) == [
+        (ChangeKind.ADDED, "late.npz", 12),
+        (ChangeKind.REMOVED, "first.npz", 0),
+    ]
+    assert site.labels() == {7}
+
+
+def test_a_folder_that_vanishes_takes_nothing_with_it(site: _Site, root: Path) -> None:
+    _save(root / "in" / "late.npz", 7)
+    site.poll()
+    (root / "in").rename(root / "away")
+    assert sorted(site.poll(3)) == [
+        (ChangeKind.SKIPPED, "first.npz", 0),
+        (ChangeKind.SKIPPED, "late.npz", 0),
+    ]
+    assert site.labels() == {0, 7}
+    (root / "away").rename(root / "in")
+    assert site.poll(3) == []
+
+
+def test_a_file_that_is_not_taken_in_yet_is_waiting(site: _Site, root: Path) -> None:
+    (root / "in" / "late.npz").write_bytes(b"half")
+    site.poll(2)
+    assert site.watch.waiting == {"late.npz"}
+    _save(root / "in" / "late.npz", 7)
+    site.poll(2)
+    assert site.watch.waiting == frozenset()
+    assert site.watch.samples == site.stream.samples
+
+
+def test_a_changed_file_replaces_its_old_samples(site: _Site, root: Path) -> None:
+    _save(root / "in" / "first.npz", 3, count=20)
+    assert site.poll() == [(ChangeKind.CHANGED, "first.npz", 20)]
+    assert site.labels() == {3}
+    assert site.stream.samples == 20
+
+
+def test_a_half_written_file_is_waited_for(site: _Site, root: Path) -> None:
+    path = root / "in" / "late.npz"
+    _save(path, 7)
+    whole = path.read_bytes()
+    for part in range(1, 9):  # it grows at every look, for longer than the patience
+        path.write_bytes(whole[: len(whole) * part // 9])
+        site.now_s += 5
+        assert site.poll(1) == []
+    # It pauses within the patience, unreadable.
+    assert site.poll(5) == []
+    path.write_bytes(whole)
+    assert site.poll() == [(ChangeKind.ADDED, "late.npz", 12)]
+
+
+def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> None:
+    path = root / "in" / "bad.npz"
+    path.write_bytes(b"nonsense")
+    _save(root / "in" / "good.npz", 2)
+    seen = site.poll(30)
+    assert seen == [(ChangeKind.ADDED, "good.npz", 12), (ChangeKind.SKIPPED, "bad.npz", 0)]
+    _save(path, 5)
+    assert site.poll() == [(ChangeKind.ADDED, "bad.npz", 12)]
+    assert site.labels() == {0, 2, 5}
+
+
+def test_what_is_skipped_says_why(site: _Site, root: Path) -> None:
+    np.savez(root / "in" / "wide.npz", x=np.zeros((3, 9, 9, 1), np.uint8), y=np.zeros(3, int))
+    np.savez(root / "in" / "float.npz", x=np.zeros((3, 8, 8, 1)), y=np.zeros(3, int))
+    _save(root / "in" / "beyond.npz", 10)
+    messages = {}
+    for _ in range(15):
+        site.poll(1)
+        messages |= {c.file: c.message for c in site.changes}
+    assert "another shape (given: [9, 9, 1]; allowed: [8, 8, 1]" in messages["wide.npz"]
+    assert "of another type (given: float32" in messages["float.npz"]
+    assert "label 10" in messages["beyond.npz"]
+    assert site.labels() == {0}
+
+
+def test_a_file_that_is_bad_at_the_start_does_not_stop_the_run(root: Path, make_job) -> None:
+    path = root / "in" / "half.npz"
+    _save(path, 4)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    site = _Site(_job(make_job), root)
+    assert site.poll(3) == []
+    path.write_bytes(whole)
+    assert site.poll() == [(ChangeKind.ADDED, "half.npz", 12)]
+
+
+def test_a_touched_file_is_read_again(site: _Site, root: Path) -> None:
+    os.utime(root / "in" / "first.npz", (1, 1))
+    assert site.poll() == [(ChangeKind.CHANGED, "first.npz", 12)]
+    assert site.stream.samples == 12
+
+
+def test_workers_of_one_folder_share_a_new_file_out(root: Path, make_job) -> None:
+    sites = [_Site(_job(make_job, path="in"), root, rank) for rank in range(3)]
+    assert sum(s.data.samples for s in sites) == 12
+    _save(root / "in" / "late.npz", 7, count=31)
+    taken = [s.poll()[0][2] for s in sites]
+    assert sum(taken) == 31
+    assert max(taken) - min(taken) <= 1
+
+
+def test_near_duplicates_of_what_is_there_are_left_out(root: Path, make_job) -> None:
+    site = _Site(_job(make_job, dropNearDuplicates=True), root)
+    x, y = (np.load(root / "in" / "first.npz")[k] for k in ("x", "y"))
+    np.savez(root / "in" / "again.npz", x=x ^ 1, y=y)
+    assert site.poll() == [(ChangeKind.ADDED, "again.npz", 0)]
+    (root / "in" / "first.npz").unlink()
+    assert site.poll(1)[0][0] is ChangeKind.SKIPPED  # nothing else is left to train on
+
+
+def _png(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tf.io.encode_png(np.full((8, 8, 1), value, np.uint8)).numpy())
+
+
+def test_images_come_one_by_one(tmp_path: Path, make_job) -> None:
+    for name in ("ant", "bee", "cat"):
+        _png(tmp_path / "test" / name / "0.png", 1)
+    _png(tmp_path / "in" / "ant" / "0.png", 10)
+    (tmp_path / "in" / "plant-a").mkdir(exist_ok=True)
+    job = _job(make_job, format="images", evaluationPath="test")
+    site = _Site(job, tmp_path)
+    assert site.labels() == {0}
+    _png(tmp_path / "in" / "cat" / "1.png", 20)
+    _png(tmp_path / "in" / "cat" / "2.png", 30)
+    (tmp_path / "in" / "ant" / "bad.png").write_bytes(b"nonsense")
+    _png(tmp_path / "in" / "dog" / "3.png", 30)
+    assert site.poll() == [
+        (ChangeKind.ADDED, "cat/1.png", 1),
+        (ChangeKind.ADDED, "cat/2.png", 1),
+    ]
+    assert site.labels() == {0, 2}
+    assert sorted(site.poll(12)) == [
+        (ChangeKind.SKIPPED, "ant/bad.png", 0),
+        (ChangeKind.SKIPPED, "dog/3.png", 0),
+    ]
+
+
+def test_watching_needs_a_folder_and_held_out_samples(root: Path, make_job) -> None:
+    with pytest.raises(DataError, match="needs evaluationPath"):
+        _Site(make_job(path="in", format="npz", watch=True), root)
+    with pytest.raises(DataError, match="not a directory"):
+        _Site(_job(make_job, path="in/first.npz"), root)

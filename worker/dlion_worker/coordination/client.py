@@ -1,0 +1,264 @@
+"""The worker's one object for its coordinator. Parts: signing, join streams, report sender.
+
+Nothing here blocks training: calls queue, threads send and retry. With the coordinator away the
+worker goes on with the membership it has, kept on disk for the next process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import ContractError, DLionError
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import RefusalReason
+from dlion_worker.coordination.channel import Caller, Failure, coordination_stub, open_channel
+from dlion_worker.coordination.joining import Announcement, JoinStream
+from dlion_worker.coordination.kept import (
+    Kept,
+    keep_membership,
+    kept_membership,
+    merged,
+    note_known_incarnation,
+)
+from dlion_worker.coordination.reporting import ReportSender
+from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dlion_api.progress import ProgressRecord
+    from dlion_api.wire import coordination_pb2
+    from dlion_api.worker_config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
+
+FLUSH_S = 2.0
+"""How long the end of a worker waits for a coordinator to take its last records."""
+
+
+class CoordinationClient:
+    """This incarnation of this worker, as its coordinator knows it."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        job: JobKey,
+        worker: WorkerIdentity,
+        spec_hash: str,
+        incarnation: int,
+    ) -> None:
+        """Reads the kept membership; opens no connection yet.
+
+        Raises:
+            OSError: the authority's file cannot be read.
+        """
+        self._config = config
+        self._caller = Caller(job, worker, Path(config.token_path))
+        self._spec_hash = spec_hash
+        self._incarnation = incarnation
+        self._lock = threading.Lock()
+        kept = kept_membership(config.state_dir, job)
+        self._membership = kept.membership if kept else None
+        self._start_s = _first_finite(
+            config.start_time_monotonic_s, kept.start_time_monotonic_s if kept else None
+        )
+        self._created_s = time.monotonic()
+        self._stop_reason: str | None = None
+        self._error: DLionError | None = None
+        self._closing = False
+        self._streams: list[JoinStream] = []
+        self._on_membership: Callable[[Membership], None] = _ignore
+        self._channel = open_channel(config)
+        self._stub = coordination_stub(self._channel)
+        self._sender = ReportSender(
+            self._stub,
+            self._caller,
+            incarnation,
+            on_stop=self._note_stop,
+            on_failure=self._note_failure,
+        )
+
+    def sign(
+        self,
+        csr_pem: bytes,
+        role: Role = "trainer",
+        addresses: Sequence[str] = (),
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        wait_s: float | None = None,
+    ) -> SignedCertificate:
+        """A certificate for that request; see `request_certificate` for waiting and errors."""
+        return request_certificate(
+            self._config,
+            job=self._caller.job,
+            worker=self._caller.worker,
+            csr_pem=csr_pem,
+            role=role,
+            addresses=addresses,
+            stopped=stopped,
+            wait_s=wait_s,
+        )
+
+    def join(
+        self,
+        exchange_address: str,
+        measuring_address: str,
+        on_membership: Callable[[Membership], None],
+    ) -> None:
+        """Joins in the background and stays joined; call again to announce other addresses.
+
+        `on_membership` is called for every change, from another thread, one call at a time, first
+        with the kept membership if there is one. It must not block nor raise.
+        """
+        announcement = Announcement(
+            self._caller, self._incarnation, self._spec_hash, exchange_address, measuring_address
+        )
+        stream = JoinStream(
+            self._stub,
+            announcement,
+            known_version=self._known_version,
+            on_update=self._take,
+            on_failure=self._note_failure,
+        )
+        with self._lock:
+            first, earlier = not self._streams, list(self._streams)
+            self._on_membership = on_membership
+            if first and self._membership is not None:
+                on_membership(self._membership)
+            self._streams.append(stream)
+        for each in earlier:
+            each.supersede()
+        if first:
+            self._sender.start()
+        stream.start()
+
+    def report(self, records: Iterable[ProgressRecord]) -> None:
+        """Queues records and returns; what waits too long gives way, steps and links first.
+
+        Raises:
+            ContractError: a record cannot be sent (`dlion_api.records`): a defect of the caller.
+        """
+        self._sender.put(records)
+
+    def membership(self) -> Membership | None:
+        """The last membership known: the coordinator's, or the kept one until it speaks."""
+        return self._membership
+
+    def stop_reason(self) -> str | None:
+        """Why the coordinator wants the run ended; None while it does not."""
+        return self._stop_reason
+
+    def failure(self) -> DLionError | None:
+        """Why the coordinator refuses this incarnation for good; None while it does not."""
+        return self._error
+
+    def connected(self) -> bool:
+        """Whether the join stream stands just now."""
+        return bool(self._streams) and self._streams[-1].connected
+
+    def start_time_monotonic_s(self) -> float:
+        """`time.monotonic()` at which the run began, as the coordinator or the runner says.
+
+        Until either has spoken: when this client was made.
+        """
+        return self._created_s if self._start_s is None else self._start_s
+
+    def finish(self, flush_s: float = FLUSH_S) -> bool:
+        """Leaves in order: last records, "finished", end. True if the coordinator took them all."""
+        return self._close(flush_s, finished=True)
+
+    def close(self, flush_s: float = FLUSH_S) -> bool:
+        """Ends without leaving the run (a restart follows): the coordinator sees it lost."""
+        return self._close(flush_s, finished=False)
+
+    def _close(self, flush_s: float, *, finished: bool) -> bool:
+        self._closing = True
+        taken = self._sender.close(flush_s=flush_s, finished=finished)
+        for stream in self._streams:
+            stream.close()
+        self._channel.close()
+        return taken
+
+    def _known_version(self) -> int:
+        return 0 if self._membership is None else self._membership.version
+
+    def _take(self, update: coordination_pb2.MembershipUpdate) -> None:
+        """Runs in the join threads."""
+        with self._lock:
+            if self._start_s is None:
+                self._start_s = time.monotonic() - update.elapsed_s
+            if update.stop_reason:
+                self._note_stop(update.stop_reason)
+            received = _membership(self._caller.job, update)
+            if received.version < self._known_version():
+                return  # of a stream that has been superseded
+            membership = merged(self._membership, received)
+            if membership == self._membership:
+                return
+            self._membership = membership
+            self._keep(membership)
+            self._on_membership(membership)
+
+    def _keep(self, membership: Membership) -> None:
+        try:
+            keep_membership(self._config.state_dir, Kept(membership, self.start_time_monotonic_s()))
+        except OSError as error:
+            _LOG.warning("membership %d not kept on disk: %s", membership.version, error)
+
+    def _note_stop(self, reason: str) -> None:
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    def _note_failure(self, failure: Failure) -> None:
+        """The refusal is for good: this process cannot go on under this incarnation."""
+        if self._closing:
+            return  # it goes anyway; "has finished" is what it hears last, if it asks once more
+        never_admitted = not self._admitted()
+        if failure.reason is RefusalReason.OLD_INCARNATION and never_admitted:
+            # Not a ghost but a worker whose counter was lost: the next start passes.
+            self._note_incarnation(failure.known_incarnation or 0)
+        self._error = ContractError(
+            f"{self._caller.worker.name}, incarnation {self._incarnation}: {failure.message}"
+        )
+        _LOG.error("%s", self._error)
+
+    def _note_incarnation(self, known: int) -> None:
+        try:
+            note_known_incarnation(self._config.state_dir, known)
+        except OSError as error:
+            _LOG.warning("incarnation %d not kept on disk: %s", known, error)
+
+    def _admitted(self) -> bool:
+        member = self._membership.member(self._caller.worker.rank) if self._membership else None
+        return member is not None and member.incarnation == self._incarnation
+
+
+def _membership(job: JobKey, update: coordination_pb2.MembershipUpdate) -> Membership:
+    members = tuple(_member(view) for view in update.members)
+    return Membership(update.version, job, update.expected_count, members)
+
+
+def _member(view: coordination_pb2.MemberView) -> Member:
+    worker = view.worker
+    return Member(
+        WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index),
+        view.incarnation,
+        MemberState(view.state),
+        view.exchange_address,
+        view.measuring_address,
+    )
+
+
+def _first_finite(*moments: float | None) -> float | None:
+    return next((m for m in moments if m is not None and math.isfinite(m)), None)
+
+
+def _ignore(membership: Membership) -> None:
+    """Nobody has joined yet."""

@@ -1,0 +1,119 @@
+"""Membership down: a thread that holds the join stream and comes back when it breaks.
+
+Each announcement of addresses starts a stream of its own; the coordinator ends the one before when
+the new one has joined, so that the worker is never taken for lost in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
+from dlion_worker.coordination.backoff import Backoff
+from dlion_worker.coordination.channel import Caller, Failure, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a worker says of itself when it joins."""
+
+    caller: Caller
+    incarnation: int
+    spec_hash: str
+    exchange_address: str
+    measuring_address: str
+
+    def request(self, known_version: int) -> coordination_pb2.JoinRequest:
+        """The wire's request, with the token as it stands now. Raises OSError without one."""
+        return coordination_pb2.JoinRequest(
+            run=str(self.caller.job),
+            worker=self.caller.wire_worker(),
+            incarnation=self.incarnation,
+            exchange_address=self.exchange_address,
+            measuring_address=self.measuring_address,
+            token=self.caller.token(),
+            spec_hash=self.spec_hash,
+            known_version=known_version,
+        )
+
+
+class JoinStream:
+    """One announcement's stream, remade until it is closed, superseded or refused for good."""
+
+    def __init__(
+        self,
+        stub: coordination_pb2_grpc.CoordinationStub,
+        announcement: Announcement,
+        *,
+        known_version: Callable[[], int],
+        on_update: Callable[[coordination_pb2.MembershipUpdate], None],
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        self._stub = stub
+        self._announcement = announcement
+        self._known_version = known_version
+        self._on_update = on_update
+        self._on_failure = on_failure
+        self._ended = threading.Event()
+        self._call: grpc.Call | None = None
+        self._last_message = ""
+        self.connected = False
+        self._thread = threading.Thread(target=self._run, name="dlion-join", daemon=True)
+
+    def start(self) -> None:
+        """Begins to join."""
+        self._thread.start()
+
+    def supersede(self) -> None:
+        """No new attempt from here; the stream that stands ends when the coordinator ends it."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """Ends the stream and the thread."""
+        self._ended.set()
+        if (call := self._call) is not None:
+            call.cancel()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        backoff = Backoff(random.random)
+        while not self._ended.is_set():
+            failure = self._hold(backoff)
+            self.connected = False
+            if not failure.passing and not self._ended.is_set():
+                self._on_failure(failure)
+                return
+            self._tell(failure)
+            self._ended.wait(backoff.next_s())
+
+    def _hold(self, backoff: Backoff) -> Failure:
+        """Joins and takes updates until the stream breaks; yields why it did."""
+        try:
+            call = self._stub.Join(self._announcement.request(self._known_version()))
+            self._call = call
+            if self._ended.is_set():  # closed between the two lines above
+                call.cancel()
+            for update in call:
+                backoff.reset()
+                self.connected = True
+                self._on_update(update)
+        except (grpc.RpcError, OSError) as error:
+            return failure_of(error)
+        return Failure(None, "the coordinator ended the stream")
+
+    def _tell(self, failure: Failure) -> None:
+        if not self._ended.is_set() and failure.message != self._last_message:
+            _LOG.warning("no membership from the coordinator, trying again: %s", failure.message)
+            self._last_message = failure.message

@@ -1,0 +1,123 @@
+"""A certificate from the coordinator for a key that stays where it was made.
+
+Called at the start of a trainer or sidecar, and again when a certificate has lived two thirds of
+its life. Does not make keys (`dlion_worker.credentials`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import grpc
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.wire import coordination_pb2
+from dlion_worker.coordination.backoff import Backoff
+from dlion_worker.coordination.channel import (
+    Caller,
+    Failure,
+    coordination_stub,
+    failure_of,
+    open_channel,
+)
+
+if TYPE_CHECKING:
+    from dlion_api.worker_config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
+
+Role = Literal["trainer", "sidecar"]
+_SLICE_S = 0.1
+
+
+@dataclass(frozen=True)
+class SignedCertificate:
+    """What the coordinator gave: this worker's chain, and the CA of every site of the run."""
+
+    chain_pem: bytes
+    site_bundles_pem: Mapping[SiteName, bytes]
+
+
+def request_certificate(
+    config: WorkerConfig,
+    *,
+    job: JobKey,
+    worker: WorkerIdentity,
+    csr_pem: bytes,
+    role: Role,
+    addresses: Sequence[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
+    wait_s: float | None = None,
+) -> SignedCertificate:
+    """The signed certificate; waits for a coordinator that is away, trying with back-off.
+
+    `addresses` are the IP addresses that the worker will serve on, for the record. `stopped` is
+    asked ten times a second; `wait_s` None waits as long as it takes.
+
+    Raises:
+        UnavailableError: stopped, or `wait_s` passed, without a certificate; a retry may help.
+        ContractError: the coordinator refuses the request for good.
+    """
+    caller = Caller(job, worker, Path(config.token_path))
+    deadline_s = None if wait_s is None else time.monotonic() + wait_s
+    backoff = Backoff(random.random)
+    last_message = ""
+    while True:
+        outcome = _attempt(config, caller, csr_pem, role, addresses, stopped, deadline_s)
+        if isinstance(outcome, SignedCertificate):
+            return outcome
+        if not outcome.passing:
+            raise ContractError(f"{worker.name}: no certificate for {job}: {outcome.message}")
+        if outcome.message != last_message:
+            _LOG.warning("%s: no certificate yet: %s", worker.name, outcome.message)
+            last_message = outcome.message
+        pause_until_s = time.monotonic() + backoff.next_s()
+        while time.monotonic() < pause_until_s:
+            if stopped() or (deadline_s is not None and time.monotonic() > deadline_s):
+                raise UnavailableError(f"{worker.name}: no certificate: {outcome.message}")
+            time.sleep(min(_SLICE_S, max(0.0, pause_until_s - time.monotonic())))
+
+
+def _attempt(
+    config: WorkerConfig,
+    caller: Caller,
+    csr_pem: bytes,
+    role: Role,
+    addresses: Sequence[str],
+    stopped: Callable[[], bool],
+    deadline_s: float | None,
+) -> SignedCertificate | Failure:
+    try:
+        request = coordination_pb2.SignRequest(
+            token=caller.token(),
+            run=str(caller.job),
+            worker=caller.wire_worker(),
+            role=role,
+            csr_pem=csr_pem,
+            addresses=addresses,
+        )
+        with open_channel(config) as channel:
+            stub = coordination_stub(channel)
+            call = stub.Sign.future(request)
+            while True:
+                try:
+                    return _certificate(call.result(timeout=_SLICE_S))
+                except grpc.FutureTimeoutError:
+                    late = deadline_s is not None and time.monotonic() > deadline_s
+                    if stopped() or late:
+                        call.cancel()
+                        return Failure(None, "the coordinator did not answer")
+    except (grpc.RpcError, OSError) as error:
+        return failure_of(error)
+
+
+def _certificate(response: coordination_pb2.SignResponse) -> SignedCertificate:
+    bundles = {SiteName(site): pem for site, pem in response.site_bundles_pem.items()}
+    return SignedCertificate(response.certificate_chain_pem, bundles)

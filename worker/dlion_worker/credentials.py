@@ -1,0 +1,155 @@
+"""A worker's proof of who it is, and its judgement of who its peers are.
+
+Called by trainer and sidecar when they start, and by whoever opens a channel or a port between
+workers. Owns the private key, which is made in memory and stays there. Does not talk to the
+coordinator: `dlion_worker.coordination` carries the request and brings the certificate back.
+
+Why two checks (docs of gRPC, tried): a client cannot read the server's certificate, so a channel
+to a peer trusts *only that peer's site* and asks for the peer's DNS name; a server that trusts
+several authorities accepts a certificate of one that claims to be another's worker, so the
+certificate is verified again, against the authority of the site it claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+
+MAX_CERTIFICATE_BYTES = 16384
+
+
+class WorkerKey:
+    """A private key (EC P-256) that never leaves this worker."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey | None = None) -> None:
+        self._key = key or ec.generate_private_key(ec.SECP256R1())
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> WorkerKey:
+        """The key that `pem` gave, for the next process of the same worker.
+
+        Raises:
+            ValueError: That is no such key.
+        """
+        key = serialization.load_pem_private_key(pem, password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"a key of type {type(key).__name__}; allowed: elliptic curve")
+        return cls(key)
+
+    def fits(self, certificate: x509.Certificate) -> bool:
+        """Whether that certificate is for this key."""
+        return certificate.public_key() == self._key.public_key()
+
+    def csr_pem(self) -> bytes:
+        """Certificate signing request; it names nobody, the authority knows who asks."""
+        name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "dlion")])
+        request = x509.CertificateSigningRequestBuilder().subject_name(name)
+        return request.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def pem(self) -> bytes:
+        """The key as gRPC wants it; nobody but this worker may read it."""
+        return self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerCredentials:
+    """Key, certificate and every site's authority; or none of them (`tls: {mode: Disabled}`)."""
+
+    key: WorkerKey | None
+    certificate_chain_pem: bytes
+    site_bundles_pem: Mapping[SiteName, bytes]
+    _stores: dict[SiteName, Store] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def insecure(cls) -> WorkerCredentials:
+        """No encryption and no proof of identity, because the manifest says so."""
+        return cls(None, b"", {})
+
+    @property
+    def enabled(self) -> bool:
+        """Whether links are encrypted and peers have to prove who they are."""
+        return self.key is not None
+
+    def server(self) -> grpc.ServerCredentials | None:
+        """Credentials of a port that demands a certificate of its callers; None: insecure."""
+        if self.key is None:
+            return None
+        return grpc.ssl_server_credentials(
+            [(self.key.pem(), self.certificate_chain_pem)],
+            root_certificates=b"\n".join(self.site_bundles_pem.values()),
+            require_client_auth=True,
+        )
+
+    def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
+        """Credentials of a channel to a worker of that site, trusting no other; None: insecure."""
+        if self.key is None:
+            return None
+        return grpc.ssl_channel_credentials(
+            self._bundle(site), self.key.pem(), self.certificate_chain_pem
+        )
+
+    def target_options(self, peer: WorkerIdentity, job: JobKey) -> list[tuple[str, str]]:
+        """Channel options that make gRPC ask for that peer's name, wherever it is dialled."""
+        return [("grpc.ssl_target_name_override", peer.dns_name(job))] if self.enabled else []
+
+    def check_peer(
+        self,
+        certificate_pem: bytes | None,
+        claimed: WorkerIdentity,
+        job: JobKey,
+        *,
+        now: datetime | None = None,
+    ) -> None:
+        """Passes if that certificate is that worker's, by its own site's authority.
+
+        Raises:
+            ContractError: It is not, or there is none. No retry helps.
+        """
+        if not self.enabled:
+            return
+        if not certificate_pem or len(certificate_pem) > MAX_CERTIFICATE_BYTES:
+            raise ContractError(f"{claimed.name}: no certificate of a usable size was shown")
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            policy = PolicyBuilder().store(self._store(claimed.site)).time(now or datetime.now(UTC))
+            subjects = policy.build_client_verifier().verify(certificate, []).subjects
+        except (ValueError, VerificationError) as error:
+            raise ContractError(
+                f"certificate of a caller that claims to be {claimed.name} is not by the"
+                f" authority of site {claimed.site}: {error}"
+            ) from error
+        wanted = x509.UniformResourceIdentifier(claimed.spiffe_id(job))
+        if wanted not in (subjects or []):
+            given = ", ".join(str(name.value) for name in subjects or [])
+            raise ContractError(
+                f"a caller claims to be {wanted.value}, its certificate says {given or 'nothing'}"
+            )
+
+    def _bundle(self, site: SiteName) -> bytes:
+        bundle = self.site_bundles_pem.get(site)
+        if not bundle:
+            raise ContractError(
+                f"no authority of site {site} is known here (known:"
+                f" {', '.join(sorted(self.site_bundles_pem)) or 'none'}); exchange the bundles"
+            )
+        return bundle
+
+    def _store(self, site: SiteName) -> Store:
+        if site not in self._stores:
+            self._stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
+        return self._stores[site]

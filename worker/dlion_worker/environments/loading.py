@@ -1,0 +1,68 @@
+"""Finding and reading environment files: by name among the published ones, or by path.
+
+The published files live beside this module, in `files/`, so that they are there when DLion is
+installed; `environments/` at the root of the repository is a link to that folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from dlion_api.document import parse
+from dlion_api.errors import Problem, SpecError
+from dlion_worker.environments.model import Environment
+
+FILES = Path(__file__).parent / "files"
+MOST_BYTES = 1 << 16
+
+
+def environment_names() -> list[str]:
+    """Names of the published environments."""
+    return sorted(path.stem for path in FILES.glob("*.yaml"))
+
+
+def load_environment(name_or_path: str | Path) -> Environment:
+    """The environment of that name, or in that file (anything with a `/` or ending in .yaml).
+
+    Raises: SpecError with every problem of the file, or the names that there are.
+    """
+    text = str(name_or_path)
+    if "/" not in text and not text.endswith((".yaml", ".yml")):
+        if text not in environment_names():
+            problem = Problem(
+                path="environment",
+                message="there is no environment of that name",
+                value=text,
+                allowed=", ".join(environment_names()),
+                advice="Give one of these names, or the path of a file.",
+            )
+            raise SpecError([problem])
+        path = FILES / f"{text}.yaml"
+    else:
+        path = Path(name_or_path)
+    return parse(Environment, _read(path), source=str(name_or_path))
+
+
+def _read(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise _unreadable(path, f"is larger than {MOST_BYTES} bytes")
+        return yaml.safe_load(data.decode("utf-8"))
+    except OSError as error:
+        raise _unreadable(path, f"cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise _unreadable(path, f"is not YAML: {error}") from error
+
+
+def _unreadable(path: Path, reason: str) -> SpecError:
+    problem = Problem(
+        path="environment",
+        message=f"the file {reason}",
+        value=str(path),
+        advice=f"Give a readable file, or one of: {', '.join(environment_names())}.",
+    )
+    return SpecError([problem])

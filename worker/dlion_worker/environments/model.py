@@ -1,0 +1,182 @@
+"""The environment file: its fields, bounds and rules. What they come to is `planning`'s business.
+
+Declared like a manifest, so that every problem of a file is reported at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from dlion_api.document import Limits, Rule, exactly_one, setting
+from dlion_worker.environments.planning import plan_environment
+
+if TYPE_CHECKING:
+    from dlion_api.names import WorkerIdentity
+    from dlion_worker.environments.plan import Plan
+
+MOST_WORKERS = 1000
+MOST_MBIT_PER_S = 1e6
+
+_Rate = Annotated[float, Limits(above=0, maximum=MOST_MBIT_PER_S)]
+_Cores = Annotated[float, Limits(above=0, maximum=1e6)]
+_Index = Annotated[int, Limits(minimum=0, maximum=MOST_WORKERS - 1)]
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_WORDS = "lower-case letters, digits and hyphens"
+_SiteLabel = Annotated[str, Limits(pattern=_LABEL, pattern_words=_LABEL_WORDS, max_length=63)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Some workers in a row that are alike."""
+
+    count: int = setting(
+        "how many workers in a row are like this.", default=1, minimum=1, maximum=MOST_WORKERS
+    )
+    cores: float = setting("compute of each, in relative units.", above=0, maximum=1e6)
+    mbit_per_s: float | None = setting(
+        "rate of each one's uplink and of its downlink.",
+        default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    uplink_mbit_per_s: float | None = setting(
+        "rate of the uplink, where it differs.",
+        default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    downlink_mbit_per_s: float | None = setting(
+        "rate of the downlink, where it differs.",
+        default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSite:
+    """A site, by its number of workers; sites take the workers in order."""
+
+    name: str = setting(
+        "name of the site within this file: the job's sites match by position.",
+        pattern=_LABEL, pattern_words=_LABEL_WORDS, max_length=63,
+    )  # fmt: skip
+    workers: int = setting("workers of the site.", minimum=1, maximum=MOST_WORKERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What holds for traffic of one kind: inside a site, or between sites."""
+
+    mbit_per_s: float | None = setting(
+        "rate that all such traffic of a worker shares, each way (perPeer: of each link).",
+        default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    latency_ms: float = setting(
+        "latency one way.", default=0.0, minimum=0, maximum=10_000, unit="milliseconds"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class At:
+    """A time in the run."""
+
+    fraction: float | None = setting(
+        "as a fraction of the job's stop.maxSeconds.", default=None, above=0, below=1
+    )
+    seconds: float | None = setting(
+        "in seconds after the start.", default=None, minimum=0, maximum=1e9, unit="seconds"
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(fraction="fraction", seconds="seconds"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentChange:
+    """What is different from some time on; what is not named stays as it was before."""
+
+    at: At = setting("when.")
+    permutation: tuple[_Index, ...] | None = setting(
+        "worker k gets what worker permutation[k] had at the start: cores and rates.",
+        default=None, max_items=MOST_WORKERS, unique=True,
+    )  # fmt: skip
+    cores: tuple[_Cores, ...] | None = setting(
+        "relative compute of every worker.", default=None, max_items=MOST_WORKERS
+    )
+    mbit_per_s: tuple[_Rate, ...] | None = setting(
+        "rate of every worker, both ways.", default=None, max_items=MOST_WORKERS, unit="Mbit/s"
+    )
+    between_sites_mbit_per_s: float | None = setting(
+        "rate between sites.", default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s"
+    )
+    cut_workers: tuple[_Index, ...] | None = setting(
+        "ranks that are cut off from all others; an empty list restores.",
+        default=None, max_items=MOST_WORKERS, unique=True,
+    )  # fmt: skip
+    cut_sites: tuple[_SiteLabel, ...] | None = setting(
+        "sites that are cut off from all others; an empty list restores.",
+        default=None, max_items=MOST_WORKERS, unique=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Machines and links that a run is to have, in the order of the job's ranks."""
+
+    name: str = setting(
+        "name of the environment.", pattern=_LABEL, pattern_words=_LABEL_WORDS, max_length=63
+    )
+    description: str = setting("what it stands for.", default="", max_length=1000)
+    workers: tuple[Machine, ...] = setting(
+        "the workers, in order of rank.", min_items=1, max_items=MOST_WORKERS
+    )
+    core_scale: float | None = setting(
+        "CPU cores of this machine per relative unit; default: so that all quotas together are"
+        " 80 % of the machine's cores less 0.02 core per worker for its sidecar.",
+        default=None, above=0, maximum=1000, unit="cores",
+    )  # fmt: skip
+    samples_per_s_per_core: float = setting(
+        "for the simulator: what one relative unit computes.",
+        default=10.0, above=0, maximum=1e9, unit="samples/s",
+    )  # fmt: skip
+    link_shape: Literal["sharedUplink", "perPeer"] = setting(
+        "whether a worker's rates are shared by all its links, or each link has them.",
+        default="sharedUplink",
+    )
+    sites: tuple[EnvironmentSite, ...] = setting(
+        "sites, where the job's must match them; default: any sites will do.",
+        default=(), max_items=MOST_WORKERS, key="name",
+    )  # fmt: skip
+    inside_sites: Reach | None = setting("traffic inside a site.", default=None)
+    between_sites: Reach | None = setting("traffic between sites.", default=None)
+    changes: tuple[EnvironmentChange, ...] = setting(
+        "what changes while the run goes on, in order of time.", default=(), max_items=1000
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="size(self.sites) == 0 || self.sites.map(s, s.workers).sum() =="
+            " self.workers.map(w, w.count).sum()",
+            message="the workers of the sites must add up to the workers",
+            holds=lambda it: (
+                not it.sites
+                or sum(site.workers for site in it.sites)
+                == sum(machine.count for machine in it.workers)
+            ),
+            reads=("sites", "workers"),
+        ),
+    )
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers it is made for."""
+        return sum(machine.count for machine in self.workers)
+
+    def plan(
+        self,
+        workers: tuple[WorkerIdentity, ...],
+        machine_cores: float,
+        *,
+        duration_s: float | None = None,
+        source: str = "the job",
+    ) -> Plan:
+        """What it comes to for these workers on a machine of so many cores.
+
+        `duration_s` is the job's `stop.maxSeconds`: what changes at a fraction of the run needs
+        it. Raises: SpecError where the environment contradicts the job, naming both.
+        """
+        return plan_environment(self, workers, machine_cores, duration_s, source)

@@ -1,0 +1,128 @@
+"""What an environment comes to for the workers of one job: quotas, rates, latencies, changes.
+
+Read by the local runner, which imposes it on real processes, and by the simulator, which applies
+it to virtual time. Holds values only: no file, no process and no clock is touched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dlion_api.names import Rank, WorkerIdentity
+
+BYTES_PER_MBIT = 125_000
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A rate that all traffic between one worker and `peers`, in one direction, shares.
+
+    A frame passes *every* pipe it belongs to: those of the sender's uplink that name the receiver
+    and those of the receiver's downlink that name the sender.
+    """
+
+    peers: frozenset[Rank]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class WorkerConditions:
+    """What one worker has at one time. No quota or no pipe: as much as the machine gives."""
+
+    rank: Rank
+    quota_cores: float | None = None
+    uplink: tuple[Pipe, ...] = ()
+    downlink: tuple[Pipe, ...] = ()
+    latency_s: Mapping[Rank, float] = field(default_factory=dict)
+    """One way, to each peer that has any."""
+    cut_peers: frozenset[Rank] = frozenset()
+    """Peers to and from which nothing passes: neither an answer nor an error."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What all workers have at one time, by rank."""
+
+    workers: tuple[WorkerConditions, ...]
+
+    def worker(self, rank: Rank) -> WorkerConditions:
+        """The conditions of that rank."""
+        return self.workers[rank]
+
+    def link_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
+        """The most that one link can carry while no other carries anything; inf where unlimited.
+
+        0 while the link is cut.
+        """
+        if receiver in self.workers[sender].cut_peers:
+            return 0.0
+        pipes = [
+            *(pipe for pipe in self.workers[sender].uplink if receiver in pipe.peers),
+            *(pipe for pipe in self.workers[receiver].downlink if sender in pipe.peers),
+        ]
+        return min((pipe.bytes_per_s for pipe in pipes), default=float("inf"))
+
+
+@dataclass(frozen=True)
+class Change:
+    """The conditions, whole, from `time_s` after the start of the run on."""
+
+    time_s: float
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An environment applied to a job's workers on a machine of so many cores.
+
+    The *shape* of the pipes (which peers share one) stays as it is at the start: a change gives
+    other rates, quotas and cuts.
+    """
+
+    environment: str
+    workers: tuple[WorkerIdentity, ...]
+    core_scale: float
+    """CPU cores per relative unit of the environment file."""
+    samples_per_s_per_core: float
+    """For virtual time: what one relative unit (`quota_cores / core_scale` of them) computes."""
+    initial: Conditions
+    changes: tuple[Change, ...] = ()
+
+    def at(self, time_s: float) -> Conditions:
+        """The conditions that hold `time_s` after the start of the run."""
+        current = self.initial
+        for change in self.changes:
+            if change.time_s <= time_s:
+                current = change.conditions
+        return current
+
+    @property
+    def shapes_links(self) -> bool:
+        """Whether any link has a rate, a latency or a cut at any time."""
+        return any(
+            worker.uplink or worker.downlink or any(worker.latency_s.values()) or worker.cut_peers
+            for conditions in (self.initial, *(change.conditions for change in self.changes))
+            for worker in conditions.workers
+        )
+
+    @property
+    def asks_for_latency(self) -> bool:
+        """Whether any link is to be slower than the machine's own by a latency."""
+        return any(any(worker.latency_s.values()) for worker in self.initial.workers)
+
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether any worker has a quota at the start."""
+        return any(worker.quota_cores is not None for worker in self.initial.workers)
+
+
+def unlimited_plan(workers: tuple[WorkerIdentity, ...]) -> Plan:
+    """A plan that imposes nothing: what `dlion run` without `--environment` uses."""
+    return Plan(
+        environment="",
+        workers=workers,
+        core_scale=1.0,
+        samples_per_s_per_core=1.0,
+        initial=Conditions(tuple(WorkerConditions(worker.rank) for worker in workers)),
+    )

@@ -1,0 +1,267 @@
+"""From an environment file and a job's workers to a plan: all arithmetic, all contradictions.
+
+Called by `Environment.plan` alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import Problem, SpecError
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_worker.environments.plan import (
+    BYTES_PER_MBIT,
+    Change,
+    Conditions,
+    Pipe,
+    Plan,
+    WorkerConditions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dlion_worker.environments.model import Environment, EnvironmentChange
+
+MACHINE_FRACTION = 0.8
+"""Of the machine's cores, for all trainers' quotas: the rest is for the coordinator, the relay and
+whatever else the machine does. Source: ours."""
+SIDECAR_CORES = 0.02
+"""Per worker, kept out of that: what a sidecar may use (and what the issue holds it to)."""
+LEAST_QUOTA_CORES = 0.02
+"""What the kernel's controller takes at the least with our period (`local.quotas`)."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """The file's values at one time, per rank."""
+
+    cores: tuple[float, ...]
+    uplink_mbit_per_s: tuple[float | None, ...]
+    downlink_mbit_per_s: tuple[float | None, ...]
+    between_mbit_per_s: float | None
+    cut_workers: frozenset[int] = frozenset()
+    cut_sites: frozenset[str] = frozenset()
+
+
+def plan_environment(
+    environment: Environment,
+    workers: tuple[WorkerIdentity, ...],
+    machine_cores: float,
+    duration_s: float | None,
+    source: str,
+) -> Plan:
+    """The plan. Raises: SpecError with every contradiction, naming environment and job."""
+    problems = [
+        *_count_problems(environment, workers, source),
+        *_change_problems(environment, duration_s, source),
+    ]
+    if problems:
+        raise SpecError(problems, source=f"environment {environment.name}")
+    states = _states(environment)
+    scale = _core_scale(environment, [state for _, state in states], machine_cores)
+    timeline = [
+        (_seconds(change, duration_s), _conditions(environment, workers, state, scale))
+        for change, state in states
+    ]
+    return Plan(
+        environment=environment.name,
+        workers=workers,
+        core_scale=scale,
+        samples_per_s_per_core=environment.samples_per_s_per_core,
+        initial=timeline[0][1],
+        changes=tuple(Change(time_s, conditions) for time_s, conditions in timeline[1:]),
+    )
+
+
+def _count_problems(
+    environment: Environment, workers: Sequence[WorkerIdentity], source: str
+) -> Iterable[Problem]:
+    if len(workers) != environment.worker_count:
+        yield Problem(
+            path="workers",
+            message=f"environment {environment.name} is made for {environment.worker_count} "
+            f"workers, {source} has another number",
+            value=str(len(workers)),
+            allowed=str(environment.worker_count),
+            advice="Change the job's groups, or take another environment.",
+        )
+    counts = [len(list(members)) for _, members in itertools.groupby(workers, lambda w: w.site)]
+    expected = [site.workers for site in environment.sites]
+    if expected and counts != expected:
+        yield Problem(
+            path="sites",
+            message=f"environment {environment.name} has sites of other sizes than {source}",
+            value=" + ".join(map(str, counts)),
+            allowed=" + ".join(map(str, expected)),
+            advice="Change the job's sites, or take another environment.",
+        )
+
+
+def _change_problems(
+    environment: Environment, duration_s: float | None, source: str
+) -> Iterable[Problem]:
+    everyone = list(range(environment.worker_count))
+    site_names = [site.name for site in environment.sites]
+    before_s = 0.0
+    for index, change in enumerate(environment.changes):
+        path = f"changes[{index}]"
+        if change.at.fraction is not None and duration_s is None:
+            yield Problem(
+                path=f"{path}.at.fraction",
+                message=f"environment {environment.name} changes at a fraction of the run, but "
+                f"{source} has no stop.maxSeconds to take the fraction of",
+                value=str(change.at.fraction),
+                advice="Set trainer.stop.maxSeconds, or give at.seconds.",
+            )
+        elif (at_s := _seconds(change, duration_s)) < before_s:
+            yield Problem(f"{path}.at", "changes must be in order of time", f"{at_s:g} s")
+        else:
+            before_s = at_s
+        if change.permutation is not None and sorted(change.permutation) != everyone:
+            yield Problem(
+                path=f"{path}.permutation",
+                message="must hold every rank once",
+                value=str(list(change.permutation)),
+                allowed=f"an order of 0 to {everyone[-1]}",
+            )
+        for name, values in (("cores", change.cores), ("mbitPerS", change.mbit_per_s)):
+            if values is not None and len(values) != len(everyone):
+                yield Problem(
+                    path=f"{path}.{name}",
+                    message="must hold a value for every worker",
+                    value=f"{len(values)} values",
+                    allowed=f"{len(everyone)} values",
+                )
+        unknown: list[object] = [rank for rank in change.cut_workers or () if rank not in everyone]
+        unknown += [name for name in change.cut_sites or () if name not in site_names]
+        if unknown:
+            yield Problem(path, "cuts what is not there", ", ".join(map(str, unknown)))
+
+
+def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _State]]:
+    machines = [m for machine in environment.workers for m in [machine] * machine.count]
+    between = environment.between_sites
+    start = _State(
+        cores=tuple(machine.cores for machine in machines),
+        uplink_mbit_per_s=tuple(m.uplink_mbit_per_s or m.mbit_per_s for m in machines),
+        downlink_mbit_per_s=tuple(m.downlink_mbit_per_s or m.mbit_per_s for m in machines),
+        between_mbit_per_s=None if between is None else between.mbit_per_s,
+    )
+    states: list[tuple[EnvironmentChange | None, _State]] = [(None, start)]
+    for change in environment.changes:
+        states.append((change, _changed(states[-1][1], change, start)))
+    return states
+
+
+def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
+    if change.permutation is not None:
+        state = replace(
+            state,
+            cores=tuple(start.cores[k] for k in change.permutation),
+            uplink_mbit_per_s=tuple(start.uplink_mbit_per_s[k] for k in change.permutation),
+            downlink_mbit_per_s=tuple(start.downlink_mbit_per_s[k] for k in change.permutation),
+        )
+    if change.cores is not None:
+        state = replace(state, cores=change.cores)
+    if change.mbit_per_s is not None:
+        rates = change.mbit_per_s
+        state = replace(state, uplink_mbit_per_s=rates, downlink_mbit_per_s=rates)
+    if change.between_sites_mbit_per_s is not None:
+        state = replace(state, between_mbit_per_s=change.between_sites_mbit_per_s)
+    if change.cut_workers is not None:
+        state = replace(state, cut_workers=frozenset(change.cut_workers))
+    if change.cut_sites is not None:
+        state = replace(state, cut_sites=frozenset(change.cut_sites))
+    return state
+
+
+def _seconds(change: EnvironmentChange | None, duration_s: float | None) -> float:
+    if change is None:
+        return 0.0
+    if change.at.seconds is not None:
+        return change.at.seconds
+    assert change.at.fraction is not None
+    assert duration_s is not None
+    return change.at.fraction * duration_s
+
+
+def _core_scale(environment: Environment, states: list[_State], machine_cores: float) -> float:
+    most = max(sum(state.cores) for state in states)
+    least = min(min(state.cores) for state in states)
+    scale = environment.core_scale
+    if scale is None:
+        usable = MACHINE_FRACTION * machine_cores - SIDECAR_CORES * environment.worker_count
+        scale = usable / most
+    if scale * least < LEAST_QUOTA_CORES:
+        problem = Problem(
+            path="coreScale",
+            message=f"environment {environment.name} leaves its smallest worker less CPU than a "
+            f"quota can hold, on this machine of {machine_cores:g} cores",
+            value=f"{least:g} units of {scale:.4g} cores",
+            allowed=f"at least {LEAST_QUOTA_CORES:g} cores: coreScale of "
+            f"{LEAST_QUOTA_CORES / least:.4g} or more",
+            advice="Use a larger machine, fewer workers, or give coreScale (quotas that together "
+            "are more than the machine has are not kept).",
+        )
+        raise SpecError([problem], source=f"environment {environment.name}")
+    return scale
+
+
+def _conditions(
+    environment: Environment, workers: tuple[WorkerIdentity, ...], state: _State, scale: float
+) -> Conditions:
+    env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
+    sites: list[str] = env_sites or [worker.site for worker in workers]
+    everyone = range(len(workers))
+    made = []
+    for k in everyone:
+        peers = [j for j in everyone if j != k]
+        made.append(
+            WorkerConditions(
+                rank=Rank(k),
+                quota_cores=state.cores[k] * scale,
+                uplink=_pipes(environment, state, sites, k, state.uplink_mbit_per_s[k]),
+                downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
+                latency_s=_latencies(environment, sites, k),
+                cut_peers=frozenset(Rank(j) for j in peers if _is_cut(state, sites, k, j)),
+            )
+        )
+    return Conditions(tuple(made))
+
+
+def _pipes(
+    environment: Environment, state: _State, sites: list[str], k: int, own: float | None
+) -> tuple[Pipe, ...]:
+    peers = [j for j in range(len(sites)) if j != k]
+    near = [j for j in peers if sites[j] == sites[k]]
+    far = [j for j in peers if sites[j] != sites[k]]
+    inside = None if environment.inside_sites is None else environment.inside_sites.mbit_per_s
+    between = state.between_mbit_per_s
+    if environment.link_shape == "perPeer":
+        rates = [(j, (own, inside if j in near else between)) for j in peers]
+        groups = [([j], min((r for r in pair if r is not None), default=None)) for j, pair in rates]
+    else:
+        groups = [(peers, own), (near, inside), (far, between)]
+    return tuple(
+        Pipe(frozenset(Rank(j) for j in group), rate * BYTES_PER_MBIT)
+        for group, rate in groups
+        if group and rate is not None
+    )
+
+
+def _latencies(environment: Environment, sites: list[str], k: int) -> dict[Rank, float]:
+    latencies = {}
+    for j, site in enumerate(sites):
+        reach = environment.inside_sites if site == sites[k] else environment.between_sites
+        if j != k and reach is not None and reach.latency_ms:
+            latencies[Rank(j)] = reach.latency_ms / 1000
+    return latencies
+
+
+def _is_cut(state: _State, sites: list[str], k: int, j: int) -> bool:
+    if k in state.cut_workers or j in state.cut_workers:
+        return True
+    return sites[k] != sites[j] and not state.cut_sites.isdisjoint((sites[k], sites[j]))

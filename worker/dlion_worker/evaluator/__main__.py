@@ -1,0 +1,117 @@
+"""`python -m dlion_worker.evaluator --config FILE --snapshots DIR`: one per local run.
+
+Evaluates every snapshot that trainers put into DIR and appends a record for each to
+DIR/records.jsonl, where the runner reads them. Ends on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from dlion_api.errors import DLionError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.progress import EvaluationRecord
+from dlion_api.records import record_to_json
+from dlion_api.spec import Job, load_job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.evaluator import RECORDS
+from dlion_worker.evaluator.handover import Replica, take_up
+from dlion_worker.training import datasets, programs, threads
+from dlion_worker.training.evaluation import Evaluated, Evaluator
+from dlion_worker.training.model import FlatModel
+
+_LOG = logging.getLogger("dlion_worker.evaluator")
+
+POLL_S = 0.25
+NICENESS = 5
+"""Whatever trains goes first."""
+
+
+def main() -> int:
+    """Runs until it is told to end; the exit code."""
+    parser = argparse.ArgumentParser(prog="dlion_worker.evaluator", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="any worker's configuration")
+    parser.add_argument("--snapshots", type=Path, required=True, help="where snapshots are put")
+    arguments = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    ended = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    os.nice(NICENESS)
+    try:
+        config = WorkerConfig.load(arguments.config)
+        _serve(config, load_job(config.job_document), arguments.snapshots, ended)
+    except DLionError as error:
+        _LOG.error("%s", error)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event) -> None:
+    threads.configure(None)
+    trainer = job.spec.trainer
+    root = Path(config.data_root)
+    program = programs.load(trainer.program, directory=root)
+    data = datasets.load(job, job.workers()[config.rank], program=program, data_root=root)
+    model = FlatModel(
+        program,
+        input_shape=data.input_shape,
+        class_count=data.class_count,
+        seed=trainer.seed,
+        freeze=trainer.freeze,
+        input_dtype=data.input_dtype,
+    )
+    evaluator = Evaluator(
+        model,
+        data.held_out_x,
+        data.held_out_y,
+        seed=trainer.seed,
+        max_samples=trainer.evaluation.max_samples,
+        on_result=_unexpected,
+        on_error=_unexpected,
+    )
+    with (folder / RECORDS).open("a", encoding="utf-8", buffering=1) as records:
+        while not ended.wait(POLL_S):
+            for replica in take_up(folder):
+                snapshot = model.snapshot_of(replica.weights_D, replica.model_state_S)
+                result = evaluator.evaluate_some(None, snapshot=snapshot)
+                records.write(record_to_json(_record(replica, result)) + "\n")
+                if ended.is_set():
+                    return
+
+
+def _unexpected(what: object) -> None:
+    """Nothing is submitted to a thread here."""
+    _LOG.error("an evaluation that nobody asked for: %r", what)
+
+
+def _record(replica: Replica, result: Evaluated) -> EvaluationRecord:
+    return EvaluationRecord(
+        time_s=replica.time_s,
+        rank=replica.rank,
+        iteration=replica.iteration,
+        samples=replica.samples,
+        accuracy=result.evaluation.accuracy,
+        loss=result.evaluation.loss,
+        evaluated_samples=result.evaluation.samples,
+        class_accuracy=result.evaluation.class_accuracy,
+        sketch=result.sketch,
+        weights_norm=result.weights_norm,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Outgoing streams: dialling peers, again and again, and pulling their state.
+
+Called by `exchange`, on its loop. Each attempt has a channel of its own, so that it trusts only
+the authority of the site that it dials. Waits between attempts grow, with chance in them, so that
+workers that lost each other at once do not come back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import WorkerIdentity
+from dlion_api.wire.exchange_pb2 import Acknowledgement, PullStateRequest
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
+from dlion_worker.exchange.events import StateSnapshot
+from dlion_worker.exchange.framing import MAX_FRAME_BYTES
+from dlion_worker.exchange.links import Link, Self
+from dlion_worker.exchange.service import SERVICE
+from dlion_worker.exchange.transfer import Assembly
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 3.0
+WAIT_GROWTH = 1.6
+
+LinkMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+PullMethod = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+
+_CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+
+_REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT})
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.http2.max_frame_size", 2**20),  # a chunk in one piece
+    ("grpc.enable_retries", 0),
+    # A channel dials once: `Dialler` makes a new one for each attempt, and a closed channel would
+    # otherwise go on dialling until the last exception that knows it is forgotten.
+    ("grpc.initial_reconnect_backoff_ms", 3_600_000),
+    ("grpc.max_reconnect_backoff_ms", 3_600_000),
+]
+
+
+def open_channel(
+    address: str, peer: WorkerIdentity, me: Self, credentials: WorkerCredentials
+) -> grpc.aio.Channel:
+    """A channel that will speak to that worker alone."""
+    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *credentials.target_options(peer, me.job)]
+    channel = credentials.channel(peer.site)
+    if channel is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, channel, options)
+
+
+class OutgoingStream:
+    """One stream to a peer, from dialling to its end."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.opened = False
+        self.last_sent_s = time.monotonic()
+        self.deadline = ArrivalDeadline(self.last_sent_s)
+
+    def end(self, reason: str) -> None:
+        """Closes the stream, soon."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def run(self, channel: grpc.aio.Channel) -> None:
+        """Keeps the stream until it ends.
+
+        Raises:
+            grpc.aio.AioRpcError: The peer or the network ended it.
+            UnavailableError: We did.
+            ContractError: The peer's acknowledgements are nonsense.
+        """
+        method: LinkMethod = channel.stream_stream(f"/{SERVICE}/Link")
+        call = method()
+        self._link.outgoing_began(self)
+        read = asyncio.create_task(self._read(call))
+        write = asyncio.create_task(self._write(call))
+        try:
+            await asyncio.wait((read, write, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise UnavailableError(self._ended.result())
+            # Writing to a call that has ended only says that it has; reading says why.
+            if write.done() and not isinstance(write.exception(), _CALL_ENDED):
+                write.result()
+            await asyncio.wait({read})
+            read.result()
+            raise UnavailableError("the peer ended the stream")
+        finally:
+            for task in (read, write):
+                task.cancel()
+            await asyncio.gather(read, write, return_exceptions=True)
+            call.cancel()
+            del call, read, write, task  # or the exception keeps them, and they keep it
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            assert isinstance(data, bytes)
+            now_s = time.monotonic()
+            self.opened = True
+            self.deadline.arrived(now_s)
+            self._link.acknowledged(_acknowledgement(data), now_s)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        while True:
+            now_s = time.monotonic()
+            data = self._link.next_frame(now_s)
+            if data is None:
+                self._link.wake.clear()
+                await self._link.wake.wait()
+            else:
+                self.last_sent_s = now_s
+                await call.write(data)
+
+
+class Dialler:
+    """Keeps a stream to one peer for as long as the peer is a member."""
+
+    def __init__(
+        self, link: Link, me: Self, credentials: WorkerCredentials, chance: random.Random
+    ) -> None:
+        self._link = link
+        self._me = me
+        self._credentials = credentials
+        self._chance = chance
+        self._last_report = ""
+        self.stream: OutgoingStream | None = None
+
+    async def run(self) -> None:
+        """Dials for ever; cancel it to stop."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            self._link.redial.clear()
+            dialling = self._link.target and not self._link.quarantined
+            if dialling and await self._dial(self._link.target):
+                wait_s = FIRST_WAIT_S
+            try:
+                jitter_s = wait_s * self._chance.uniform(0.5, 1.5)
+                await asyncio.wait_for(self._link.redial.wait(), jitter_s)
+            except TimeoutError:
+                wait_s = min(wait_s * WAIT_GROWTH, LONGEST_WAIT_S)
+
+    async def _dial(self, address: str) -> bool:
+        """Holds one stream until it ends; whether it ever was open."""
+        stream = self.stream = OutgoingStream(self._link)
+        reason = "closed"
+        try:
+            channel = open_channel(address, self._link.peer, self._me, self._credentials)
+            try:
+                await stream.run(channel)
+            finally:
+                await channel.close()
+        except grpc.aio.AioRpcError as error:
+            reason = self._judge(error, address)
+        except UnavailableError as error:
+            reason = str(error)
+        except ContractError as error:
+            reason = str(error)
+            self._link.offended(reason)
+        finally:
+            self.stream = None
+            self._link.outgoing_ended(reason)
+        if stream.opened:
+            self._last_report = ""
+        return stream.opened
+
+    def _judge(self, error: grpc.aio.AioRpcError, address: str) -> str:
+        """Why the stream ended, in words; what no retry will mend is reported, once."""
+        details = error.details() or error.code().name
+        refused = error.code() in _REFUSALS
+        if _inside_tls(details):
+            refused = True
+            who = self._link.peer.spiffe_id(self._me.job)
+            details = f"what answers at {address} cannot prove that it is {who}: {details}"
+        if details != self._last_report:
+            self._last_report = details
+            level = logging.WARNING if refused else logging.INFO
+            logger.log(level, "link to %s at %s: %s", self._link.peer.name, address, details)
+            if refused:
+                self._link.refused(details)
+        return details
+
+    async def pull(self, *, weights_only: bool, max_state_bytes: int) -> StateSnapshot:
+        """The peer's state, for as long as it keeps coming.
+
+        Raises:
+            UnavailableError: The peer cannot be reached, or fell silent; another may do.
+            ContractError: What came is not a state.
+        """
+        request = PullStateRequest(
+            run=str(self._me.job),
+            rank=self._me.identity.rank,
+            incarnation=self._me.incarnation,
+            weights_only=weights_only,
+        )
+        if not self._link.target:
+            raise UnavailableError(f"{self._link.peer.name} has no address yet")
+        channel = open_channel(self._link.target, self._link.peer, self._me, self._credentials)
+        try:
+            method: PullMethod = channel.unary_stream(f"/{SERVICE}/PullState")
+            call = method(request.SerializeToString())
+            return await _take_state(call, Assembly(max_state_bytes))
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"state of {self._link.peer.name}: {error.details()}") from error
+        finally:
+            await channel.close()
+
+
+async def _take_state(
+    call: grpc.aio.UnaryStreamCall[bytes, bytes], assembly: Assembly
+) -> StateSnapshot:
+    deadline = ArrivalDeadline(time.monotonic(), HEARTBEAT_S)
+    while True:
+        try:
+            async with asyncio.timeout(deadline.allowed_s):
+                data = await call.read()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the peer's state stopped coming: {deadline.describe(time.monotonic())}"
+            ) from error
+        if data is grpc.aio.EOF:
+            raise ContractError("the peer's state ended before it was whole")
+        assert isinstance(data, bytes)
+        deadline.arrived(time.monotonic())
+        snapshot = assembly.feed(data)
+        if snapshot is not None:
+            return snapshot
+
+
+def _acknowledgement(data: bytes) -> Acknowledgement:
+    if len(data) > MAX_FRAME_BYTES:
+        raise ContractError(f"acknowledgement of {len(data)} bytes")
+    try:
+        return Acknowledgement.FromString(data)
+    except DecodeError as error:
+        raise ContractError(f"{len(data)} bytes that are not an acknowledgement") from error
+
+
+def _inside_tls(details: str) -> bool:
+    """Whether the connection failed over who the other side is (gRPC tells it only in words)."""
+    return any(
+        word in details for word in ("erification check", "andshak", "SSL_ERROR", "CERTIFICATE")
+    )

@@ -1,0 +1,89 @@
+"""CPU seconds that the exchange costs in this process: its own thread and gRPC's.
+
+Called by `exchange`. gRPC does its network work, encryption included, partly in threads of its own:
+about two fifths of the whole. Where the system does not say what a thread is (other than Linux),
+only our own thread counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+_GRPC_PREFIXES = ("event_engine", "grpc_", "resolver-execut", "lifeguard", "timer_manager")
+"""What gRPC's core calls its threads, as far as the kernel keeps a name (15 characters)."""
+
+_POLLER = "_poll_wrapper"
+"""The Python thread in which gRPC's asyncio layer waits for completions."""
+
+
+class ExchangeCpu:
+    """A meter over threads that come and go; call it from one thread.
+
+    What a thread is, is read once: to read it every time took a millisecond with forty threads,
+    and a weak worker's steps are not much longer.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+        self._is_ours: dict[int, bool] = {}
+        self._seen_s: dict[int, float] = {}
+        self._gone_s = 0.0
+
+    def seconds(self) -> float:
+        """CPU seconds so far; never less than before, even when a thread has ended."""
+        now_s = {}
+        for task in self._ours():
+            spent_s = _spent_s(task)
+            if spent_s is not None:
+                now_s[task] = spent_s
+        if not now_s and self._thread.ident is not None and self._thread.is_alive():
+            return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        for task, before_s in self._seen_s.items():
+            if now_s.get(task, 0.0) < before_s:
+                # Ended, or another thread under the same number: look again what that one is.
+                self._gone_s += before_s
+                self._is_ours.pop(task, None)
+        self._seen_s = now_s
+        return self._gone_s + sum(now_s.values())
+
+    def _ours(self) -> list[int]:
+        tasks = _tasks()
+        if self._is_ours.keys() != set(tasks):
+            known = self._is_ours
+            named = {
+                thread.native_id
+                for thread in threading.enumerate()
+                if thread is self._thread or _POLLER in thread.name
+            }
+            self._is_ours = {
+                task: known[task]
+                if task in known
+                else task in named or _name(task).startswith(_GRPC_PREFIXES)
+                for task in tasks
+            }
+        return [task for task, is_ours in self._is_ours.items() if is_ours]
+
+
+def _tasks() -> list[int]:
+    try:
+        return [int(task.name) for task in _TASKS.iterdir()]
+    except OSError:
+        return []
+
+
+def _name(task: int) -> str:
+    try:
+        return (_TASKS / str(task) / "comm").read_text()
+    except OSError:
+        return ""
+
+
+def _spent_s(task: int) -> float | None:
+    """A thread's CPU clock (`pthread_getcpuclockid` in C); None where it has just ended."""
+    try:
+        return time.clock_gettime((~task << 3) | 6)
+    except OSError:
+        return None

@@ -1,0 +1,355 @@
+"""The exchange of one worker: one thread, one loop, all its links.
+
+Called by the trainer. Every method may be called from any thread; only `start`, `pull_state` and
+`close` block. `on_event` is called *from the exchange's own thread*: hand the event to a queue and
+return; never call a blocking method of the exchange from it. Nothing here decides what is sent, or
+when a peer is worth waiting for: that is the policies'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+
+import grpc.aio
+
+from dlion_api.errors import UnavailableError
+from dlion_api.measurements import LinkDelivery
+from dlion_api.membership import Membership, MemberState
+from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.exchange.client import CHANNEL_OPTIONS, Dialler
+from dlion_worker.exchange.cpu import ExchangeCpu
+from dlion_worker.exchange.deadline import HEARTBEAT_S
+from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot
+from dlion_worker.exchange.framing import check_outgoing
+from dlion_worker.exchange.links import Link, Links, Self, Surroundings
+from dlion_worker.exchange.service import ExchangeService, IncomingStream
+from dlion_worker.exchange.window import QueueRule
+from dlion_worker.policies.interface import Message
+
+logger = logging.getLogger(__name__)
+
+TICK_S = HEARTBEAT_S / 2
+START_WITHIN_S = 10.0
+CLOSE_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    """Everything that an exchange has to know before it starts."""
+
+    job: JobKey
+    identity: WorkerIdentity
+    incarnation: int
+    credentials: WorkerCredentials
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0  # 0: any free one
+    advertise_host: str = ""  # empty: the same as `listen_host`
+    max_message_bytes: int = 256 * 2**20
+    max_state_bytes: int = 2**30
+    queue_rule: QueueRule = QueueRule.KEEP
+    max_queued_messages: int = 64
+    """More than this on one link ends the link: its peer is too slow to be kept up with."""
+
+
+class Exchange:
+    """All links of one worker."""
+
+    def __init__(
+        self,
+        config: ExchangeConfig,
+        on_event: Callable[[ExchangeEvent], None],
+        state_provider: Callable[[bool], StateSnapshot],
+    ) -> None:
+        """`state_provider(weights_only)` is called from a thread of its own; it may block, and
+        may raise `UnavailableError` where there is no state to give."""
+        self._config = config
+        me = Self(
+            config.job,
+            config.identity,
+            config.incarnation,
+            config.queue_rule,
+            config.max_queued_messages,
+            config.max_message_bytes,
+        )
+        self._shared = Surroundings(me, on_event)
+        self._links = Links(self._shared)
+        self._service = ExchangeService(self._links, config.credentials, state_provider)
+        self._diallers: dict[Rank, Dialler] = {}
+        self._dialling: dict[Rank, asyncio.Task[None]] = {}
+        self._outgoing: deque[tuple[Rank, Message]] = deque()
+        self._budgets: Mapping[Rank, int] = {}
+        self._reported: dict[Rank, tuple[int, int, float]] = {}
+        self._chance = random.Random()  # noqa: S311 -- jitter
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._cpu = ExchangeCpu(self._thread)
+        self._started: Future[int] = Future()
+
+    # ---- from any thread ----
+
+    def start(self) -> int:
+        """Starts the thread and serves; the port it serves on.
+
+        Raises:
+            UnavailableError: The address cannot be listened on.
+        """
+        self._thread.start()
+        return self._started.result(START_WITHIN_S)
+
+    @property
+    def address(self) -> str:
+        """`host:port` that peers are to dial; empty before `start`."""
+        return self._shared.address
+
+    def set_members(self, membership: Membership, dial: Mapping[Rank, str] | None = None) -> None:
+        """Keeps links to these members; `dial` names other addresses to dial (a relay's)."""
+        self._call(self._set_members, membership, dict(dial or {}))
+
+    def set_iteration(self, iteration: int) -> None:
+        """The last iteration that this worker has finished: peers hear it in hellos."""
+        self._shared.iteration = iteration
+
+    def send(self, peer: Rank, message: Message) -> None:
+        """Queues a message; it is lost, and counted, where the link is down.
+
+        The payload is not copied and must not change.
+
+        Raises:
+            ContractError: No peer would take such a message.
+        """
+        check_outgoing(message, self._config.max_message_bytes)
+        self._outgoing.append((peer, message))
+        self._call(self._drain)
+
+    def set_budgets(self, budget_bytes: Mapping[Rank, int]) -> None:
+        """Bytes per iteration for each link; one that is not named is unbounded."""
+        self._budgets = dict(budget_bytes)
+        for rank, link in list(self._links.by_rank.items()):
+            link.outbox.set_budget(self._budgets.get(rank))
+        self._call(self._wake)
+
+    def room_bytes(self) -> dict[Rank, int]:
+        """For each link with a budget, how large a gradient it takes now: at most a budget, less
+        where more than half of one is still under way."""
+        rooms = {rank: link.outbox.room_bytes() for rank, link in list(self._links.by_rank.items())}
+        return {rank: room for rank, room in rooms.items() if room is not None}
+
+    def quarantine(self, peer: Rank, reason: str) -> None:
+        """Refuses that peer until it is restarted: what it sends makes no sense."""
+        self._call(self._quarantine, peer, reason)
+
+    def link_states(self) -> dict[Rank, LinkState]:
+        """Every link's counters just now."""
+        return {rank: link.state() for rank, link in list(self._links.by_rank.items())}
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the exchange so far, gRPC's threads included; call it from one thread."""
+        return self._cpu.seconds()
+
+    def take_deliveries(self) -> list[LinkDelivery]:
+        """What each peer has acknowledged since the last call; call it from one thread."""
+        deliveries = []
+        for rank, link in list(self._links.by_rank.items()):
+            box = link.outbox
+            total = (box.acknowledged_total, box.busy_bytes_total, box.receiver_busy_s_total)
+            before = self._reported.get(rank, (0, 0, 0.0))
+            self._reported[rank] = total
+            if total[0] == before[0] and not box.unacknowledged_bytes:
+                continue
+            deliveries.append(
+                LinkDelivery(
+                    peer=rank,
+                    acknowledged_bytes=total[0] - before[0],
+                    busy_bytes=total[1] - before[1],
+                    receiver_busy_s=total[2] - before[2],
+                    unacknowledged_bytes=box.unacknowledged_bytes,
+                )
+            )
+        return deliveries
+
+    def pull_state(self, peer: Rank, *, weights_only: bool = False) -> StateSnapshot:
+        """That peer's state; blocks while it keeps coming.
+
+        Raises:
+            UnavailableError: The peer cannot be reached or fell silent, or the exchange closed.
+            ContractError: What came is not a state.
+        """
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            raise UnavailableError("the exchange is not running")
+        pulling = asyncio.run_coroutine_threadsafe(self._pull(peer, weights_only), loop)
+        try:
+            return pulling.result()
+        except CancelledError as error:
+            raise UnavailableError("the exchange was closed") from error
+
+    def close(self) -> None:
+        """Ends every stream, the loop and the thread."""
+        self._call(self._request_stop)
+        if self._thread.is_alive():
+            self._thread.join(2 * CLOSE_WITHIN_S)
+            if self._thread.is_alive():
+                logger.error("the exchange's thread did not end within %s s", 2 * CLOSE_WITHIN_S)
+
+    def _call(self, what: Callable[..., None], *arguments: object) -> None:
+        """Runs it on the loop, in order; silently not at all where there is no loop any more."""
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:  # closed in the meantime: there is nobody left to tell
+            return
+
+    # ---- on the loop ----
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.set_exception_handler(_on_loop_error)
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((self._service.handler(),))
+        try:
+            port = self._listen(server)
+            await server.start()
+        except UnavailableError as error:
+            self._started.set_exception(error)
+            return
+        host = self._config.advertise_host or self._config.listen_host
+        self._shared.address = f"{host}:{port}"
+        ticking = asyncio.create_task(self._tick())
+        self._started.set_result(port)
+        await self._stop.wait()
+        self._shared.emit = _ignore  # whoever closes knows that the links go down
+        await self._end(server, [ticking, *self._dialling.values()])
+
+    async def _end(self, server: grpc.aio.Server, tasks: list[asyncio.Task[None]]) -> None:
+        for link in self._links.by_rank.values():
+            link.break_off(f"{self._config.identity.name} is closing")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=CLOSE_WITHIN_S / 2)
+        await server.stop(grace=CLOSE_WITHIN_S / 4)
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        address = f"{self._config.listen_host}:{self._config.listen_port}"
+        credentials = self._config.credentials.server()
+        try:
+            port = (
+                server.add_insecure_port(address)
+                if credentials is None
+                else server.add_secure_port(address, credentials)
+            )
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {address}: {error}") from error
+        return port
+
+    def _request_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    def _set_members(self, membership: Membership, dial: Mapping[Rank, str]) -> None:
+        for member in membership.members:
+            rank = member.identity.rank
+            if rank == self._config.identity.rank:
+                continue
+            link = self._links.by_rank.get(rank) or self._add(member.identity)
+            if rank in dial and dial[rank] != link.override:
+                link.override = dial[rank]
+                link.redial.set()
+            if member.state is MemberState.READY:
+                link.known_as(member.incarnation, member.exchange_address)
+
+    def _add(self, identity: WorkerIdentity) -> Link:
+        rank = identity.rank
+        link = self._links.by_rank[rank] = Link(identity, self._shared)
+        link.outbox.set_budget(self._budgets.get(rank))
+        dialler = Dialler(link, self._shared.me, self._config.credentials, self._chance)
+        self._diallers[rank] = dialler
+        self._dialling[rank] = asyncio.create_task(dialler.run(), name=f"dial rank {rank}")
+        self._dialling[rank].add_done_callback(_report_defect)
+        return link
+
+    def _drain(self) -> None:
+        while self._outgoing:
+            peer, message = self._outgoing.popleft()
+            link = self._links.by_rank.get(peer)
+            if link is None:
+                logger.warning("message to rank %d, which is not a member: lost", peer)
+            else:
+                link.push(message)
+
+    def _wake(self) -> None:
+        for link in self._links.by_rank.values():
+            link.wake.set()
+
+    def _quarantine(self, peer: Rank, reason: str) -> None:
+        if (link := self._links.by_rank.get(peer)) is not None:
+            link.quarantine(reason)
+
+    async def _pull(self, peer: Rank, weights_only: bool) -> StateSnapshot:
+        dialler = self._diallers.get(peer)
+        if dialler is None:
+            raise UnavailableError(f"rank {peer} is not a member, as far as is known here")
+        return await dialler.pull(
+            weights_only=weights_only, max_state_bytes=self._config.max_state_bytes
+        )
+
+    async def _tick(self) -> None:
+        """Heartbeats where nothing else is said, and an end to streams that have gone silent."""
+        expected_s = time.monotonic() + TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, expected_s - time.monotonic()))
+            now_s = time.monotonic()
+            late_s = now_s - expected_s
+            expected_s = now_s + TICK_S
+            for rank, link in self._links.by_rank.items():
+                _watch(link, self._diallers[rank], now_s, late_s)
+
+
+_SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+
+
+def _watch(link: Link, dialler: Dialler, now_s: float, late_s: float) -> None:
+    """Looks after one link. `late_s`: for so long we ourselves stood still, and heard nobody."""
+    if (outgoing := dialler.stream) is not None:
+        if now_s - outgoing.last_sent_s >= HEARTBEAT_S:
+            link.outbox.heartbeat()
+            link.wake.set()
+        outgoing.deadline.excuse(late_s)
+        if outgoing.deadline.overdue(now_s):
+            outgoing.end(f"no acknowledgement: {outgoing.deadline.describe(now_s)}")
+    if isinstance(incoming := link.incoming, IncomingStream):
+        incoming.deadline.excuse(late_s)
+        if incoming.deadline.overdue(now_s):
+            incoming.end(incoming.deadline.describe(now_s))
+
+
+def _ignore(event: ExchangeEvent) -> None:
+    del event
+
+
+def _report_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("defect: %s ended", task.get_name(), exc_info=error)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    # Two loops of gRPC in one process wake each other for nothing; the second finds no event.
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)

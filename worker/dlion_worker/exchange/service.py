@@ -1,0 +1,239 @@
+"""Incoming streams: the gRPC service of a worker, and who may call it.
+
+Called by `exchange`, on its loop. Checks who calls (certificate, run, rank, incarnation) before it
+reads anything else; what is in the frames is `framing`'s business, what it does to the link
+`links`'. Bytes are handed over as they came, so that a frame that does not parse is refused here
+and not inside gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.wire import exchange_pb2
+from dlion_api.wire.exchange_pb2 import Frame, Hello, PullStateRequest, StateChunk
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
+from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot
+from dlion_worker.exchange.framing import PROTOCOL, Inbox
+from dlion_worker.exchange.links import Link, Links
+from dlion_worker.exchange.transfer import cut
+
+logger = logging.getLogger(__name__)
+
+SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+HELLO_WITHIN_S = 10.0
+"""A caller that is let in says who it is at once; this only frees what a mute one holds."""
+
+ACKNOWLEDGE_AFTER_S = 0.002
+"""Writing an acknowledgement costs the receiver a third of its CPU per frame; this is far below the
+time of an iteration, which is what the window holds, and every acknowledgement is as late."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExchangeService:
+    """What peers call."""
+
+    def __init__(
+        self,
+        links: Links,
+        credentials: WorkerCredentials,
+        state_provider: Callable[[bool], StateSnapshot],
+    ) -> None:
+        self._links = links
+        self._credentials = credentials
+        self._state_provider = state_provider
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handlers, for a server; requests and answers stay bytes."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Link": grpc.stream_stream_rpc_method_handler(self._link),
+                "PullState": grpc.unary_stream_rpc_method_handler(self._pull_state),
+            },
+        )
+
+    async def _link(self, _requests: object, context: Context) -> None:
+        stream = IncomingStream(self._links, self._credentials, context)
+        code, reason = await stream.run()
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, reason)
+
+    async def _pull_state(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            request = PullStateRequest.FromString(data)
+            link = self._links.claimed(request.run, request.rank)
+            self._credentials.check_peer(
+                _certificate(context), link.peer, self._links.shared.me.job
+            )
+        except (ContractError, DecodeError) as error:
+            self._links.shared.emit(Refused(None, f"pull of state: {error}"))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        gathering = _in_thread(self._state_provider, request.weights_only)
+        try:
+            while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
+                yield StateChunk().SerializeToString()
+            for chunk in cut(gathering.result()):
+                yield chunk
+            puller = link.peer.rank
+            self._links.shared.emit(StatePulled(puller, weights_only=request.weights_only))
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            gathering.cancel()
+
+
+class IncomingStream:
+    """One peer's stream to us, from its hello to its end."""
+
+    def __init__(self, links: Links, credentials: WorkerCredentials, context: Context) -> None:
+        self._links = links
+        self._me = links.shared.me
+        self._credentials = credentials
+        self._context = context
+        self._inbox = Inbox(self._me.max_message_bytes, self._me.incarnation)
+        self._heard = False
+        self._acknowledge = asyncio.Event()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.deadline = ArrivalDeadline(time.monotonic())
+
+    def end(self, reason: str) -> None:
+        """Closes the stream, soon."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def run(self) -> tuple[grpc.StatusCode, str]:
+        """Serves the stream until it ends; the status to end it with."""
+        try:
+            link = await self._open()
+        except UnavailableError as error:
+            return grpc.StatusCode.UNAVAILABLE, str(error)
+        except TimeoutError:
+            return grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_WITHIN_S} s"
+        except ContractError as error:
+            logger.warning("refused a stream: %s", error)
+            self._links.shared.emit(Refused(None, str(error)))
+            return grpc.StatusCode.FAILED_PRECONDITION, str(error)
+        tasks = {asyncio.create_task(self._read(link)), asyncio.create_task(self._write())}
+        reason = "the connection to the peer broke"  # gRPC then cancels this very task
+        try:
+            done, _ = await asyncio.wait({*tasks, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended in done:
+                reason = self._ended.result()
+                return grpc.StatusCode.ABORTED, reason
+            reason = next(task.result() for task in done if task is not self._ended)
+        except ContractError as error:
+            reason = str(error)
+            link.offended(reason)
+            return grpc.StatusCode.INVALID_ARGUMENT, reason
+        except grpc.aio.UsageError as error:  # written to while it was being closed
+            reason = str(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            link.incoming_ended(self, reason)
+        return grpc.StatusCode.OK, reason
+
+    async def _open(self) -> Link:
+        async with asyncio.timeout(HELLO_WITHIN_S):
+            data = await self._context.read()
+        if data is grpc.aio.EOF:
+            raise ContractError("the stream ended before its hello")
+        frame = self._inbox.parse(data)
+        if not frame.HasField("hello"):
+            raise ContractError("the first frame of a stream is not a hello")
+        link = self._links.claimed(frame.hello.run, frame.hello.rank)
+        self._credentials.check_peer(_certificate(self._context), link.peer, self._me.job)
+        self._check(frame.hello)
+        self._inbox.greeted(frame.hello)
+        link.admit(frame.hello, self)
+        self._hello = frame.hello
+        self._acknowledge.set()
+        return link
+
+    def _check(self, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            raise ContractError(
+                f"protocol {hello.protocol}; allowed: {PROTOCOL}. Run the same release everywhere"
+            )
+
+    async def _read(self, link: Link) -> str:
+        while (data := await self._context.read()) is not grpc.aio.EOF:
+            now_s = time.monotonic()
+            self.deadline.arrived(now_s)
+            link.wire_received_bytes += len(data)
+            frame = self._inbox.parse(data)
+            if frame.HasField("hello"):
+                self._greeted_again(link, frame)
+            else:
+                await self._take(link, frame, now_s)
+            self._acknowledge.set()
+        return "the peer ended its stream"
+
+    def _greeted_again(self, link: Link, frame: Frame) -> None:
+        given, before = frame.hello, self._hello
+        if (given.run, given.rank, given.incarnation) != (
+            before.run, before.rank, before.incarnation,
+        ):  # fmt: skip
+            raise ContractError("a second hello on a stream names another worker")
+        self._inbox.greeted(given)
+        link.greeted_again(given, heard=self._heard)
+        self._heard = False
+
+    async def _take(self, link: Link, frame: Frame, now_s: float) -> None:
+        before = self._inbox.received_total
+        message = self._inbox.feed(frame, now_s)
+        link.received_total += self._inbox.received_total - before
+        if message is None:
+            return
+        self._heard = True
+        if await link.until_up(self):
+            link.deliver(message)
+
+    async def _write(self) -> str:
+        # Acknowledgements are running totals: frames that come close together share one.
+        while True:
+            await self._acknowledge.wait()
+            await asyncio.sleep(ACKNOWLEDGE_AFTER_S)
+            self._acknowledge.clear()
+            await self._context.write(self._inbox.acknowledgement().SerializeToString())
+
+
+def _in_thread(
+    provider: Callable[[bool], StateSnapshot],
+    weights_only: bool,
+) -> asyncio.Future[StateSnapshot]:
+    """The state, from a thread of its own: the trainer may take until its step is done.
+
+    Not from the loop's own pool: closing the loop would wait for it, and the trainer for that.
+    """
+    result: concurrent.futures.Future[StateSnapshot] = concurrent.futures.Future()
+    result.set_running_or_notify_cancel()
+
+    def _gather() -> None:
+        try:
+            result.set_result(provider(weights_only))
+        except BaseException as error:  # noqa: BLE001 -- handed on whole to whoever waits
+            result.set_exception(error)
+
+    threading.Thread(target=_gather, name="exchange-state", daemon=True).start()
+    return asyncio.wrap_future(result)
+
+
+def _certificate(context: Context) -> bytes | None:
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)

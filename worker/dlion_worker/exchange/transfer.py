@@ -1,0 +1,89 @@
+"""A worker's state cut into checksummed chunks, and put together again.
+
+Called by `service` (which gives it) and `client` (which takes it). No I/O; what the state means is
+the trainer's business.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from dlion_api.errors import ContractError
+from dlion_api.wire.exchange_pb2 import StateChunk
+from dlion_worker.exchange.events import StateSnapshot
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MAX_FRAME_BYTES
+
+
+def cut(snapshot: StateSnapshot) -> Iterator[bytes]:
+    """The snapshot's chunks, serialised, in order."""
+    payload = memoryview(snapshot.payload).cast("B")
+    for offset in range(0, len(payload), MAX_CHUNK_BYTES):
+        part = bytes(payload[offset : offset + MAX_CHUNK_BYTES])
+        yield StateChunk(
+            iteration=snapshot.iteration,
+            samples=snapshot.samples,
+            total_bytes=len(payload),
+            offset=offset,
+            payload=part,
+            checksum=zlib.crc32(part),
+        ).SerializeToString()
+
+
+class Assembly:
+    """One state on its way here."""
+
+    def __init__(self, max_state_bytes: int) -> None:
+        self._max_state_bytes = max_state_bytes
+        self._buffer: bytearray | None = None
+        self._received_bytes = 0
+        self._iteration = self._samples = 0
+
+    def feed(self, data: bytes) -> StateSnapshot | None:
+        """Takes one chunk; the whole state with the last of them.
+
+        Raises:
+            ContractError: The chunk is not what the protocol allows.
+        """
+        chunk = self._parse(data)
+        if not chunk.payload:
+            return None
+        if self._buffer is None:
+            self._begin(chunk)
+        assert self._buffer is not None
+        end = chunk.offset + len(chunk.payload)
+        named = (chunk.total_bytes, chunk.iteration, chunk.samples)
+        if named != (len(self._buffer), self._iteration, self._samples):
+            raise ContractError(f"state chunk at {chunk.offset} belongs to another state")
+        if chunk.offset != self._received_bytes or end > len(self._buffer):
+            raise ContractError(
+                f"state chunk of {len(chunk.payload)} bytes at {chunk.offset};"
+                f" expected: at {self._received_bytes}, {len(self._buffer)} in all"
+            )
+        if zlib.crc32(chunk.payload) != chunk.checksum:
+            raise ContractError(f"state chunk at {chunk.offset}: checksum does not match")
+        self._buffer[chunk.offset : end] = chunk.payload
+        self._received_bytes = end
+        if end < len(self._buffer):
+            return None
+        payload = memoryview(self._buffer).toreadonly()
+        return StateSnapshot(self._iteration, self._samples, payload)
+
+    def _begin(self, chunk: StateChunk) -> None:
+        if chunk.total_bytes > self._max_state_bytes:
+            raise ContractError(
+                f"state of {chunk.total_bytes} bytes; allowed: {self._max_state_bytes}"
+            )
+        self._iteration, self._samples = chunk.iteration, chunk.samples
+        self._buffer = bytearray(chunk.total_bytes)
+
+    @staticmethod
+    def _parse(data: bytes) -> StateChunk:
+        if len(data) > MAX_FRAME_BYTES:
+            raise ContractError(f"state chunk of {len(data)} bytes; allowed: {MAX_FRAME_BYTES}")
+        try:
+            return StateChunk.FromString(data)
+        except DecodeError as error:
+            raise ContractError(f"{len(data)} bytes that are not a state chunk") from error

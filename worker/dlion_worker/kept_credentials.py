@@ -1,0 +1,68 @@
+"""Key and certificate of a worker, kept so that its next trainer process needs no coordinator.
+
+Owns one file in the worker's state folder, readable by its user alone. It is used while at least a
+third of the certificate's life is left; a damaged or foreign one counts as missing. See
+docs/decisions/0004-kept-credentials.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.names import JobKey, SiteName
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+
+_LOG = logging.getLogger(__name__)
+
+CREDENTIALS_FILE = "credentials.json"
+LEAST_LIFE_LEFT = 1 / 3
+"""With less left, a new certificate is asked for: they are renewed then anyway."""
+
+
+def keep_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
+    """Puts them on disk, mode 0600. Raises `OSError` where that cannot be done."""
+    if credentials.key is None:
+        return
+    document = {
+        "job": str(job),
+        "key": credentials.key.pem().decode("ascii"),
+        "chain": credentials.certificate_chain_pem.decode("ascii"),
+        "sites": {site: pem.decode("ascii") for site, pem in credentials.site_bundles_pem.items()},
+    }
+    content = json.dumps(document, indent=1).encode()
+    write_atomically(Path(state_dir) / CREDENTIALS_FILE, content, mode=0o600)
+
+
+def kept_credentials(
+    state_dir: Path | str, job: JobKey, *, now: datetime | None = None
+) -> WorkerCredentials | None:
+    """Those kept of that run, where they are still good for a while."""
+    path = Path(state_dir) / CREDENTIALS_FILE
+    try:
+        document = json.loads(path.read_bytes())
+        chain_pem = str(document["chain"]).encode("ascii")
+        key = WorkerKey.from_pem(str(document["key"]).encode("ascii"))
+        sites = {SiteName(str(s)): str(p).encode("ascii") for s, p in document["sites"].items()}
+        certificate = x509.load_pem_x509_certificate(chain_pem)
+        is_ours = document["job"] == str(job) and key.fits(certificate)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _LOG.warning("%s is damaged: asking for a new certificate (%r)", path, error)
+        return None
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    left = certificate.not_valid_after_utc - (now or datetime.now(UTC))
+    if not is_ours or left < life * LEAST_LIFE_LEFT:
+        return None
+    return WorkerCredentials(key, chain_pem, sites)
+
+
+def forget_credentials(state_dir: Path | str) -> None:
+    """Removes them: the authority that signed them is gone, or the run is over."""
+    (Path(state_dir) / CREDENTIALS_FILE).unlink(missing_ok=True)

@@ -1,0 +1,314 @@
+"""`dlion run` without its terminal: starts every worker's processes and sees them to their end.
+
+Called by the command line, which brings the coordinator (the operator's part) and says where
+records go. Owns the order: environment, coordinator, configurations, processes, quotas when a
+worker is ready, and, whatever happens, nothing left behind. Knows no terminal and no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dlion_api.errors import UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.spec import Job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.coordination import forget_membership
+from dlion_worker.environments.plan import Plan
+from dlion_worker.kept_credentials import forget_credentials
+from dlion_worker.local.evaluating import SharedEvaluator
+from dlion_worker.local.imposed import ImposedEnvironment
+from dlion_worker.local.last_words import last_words
+from dlion_worker.local.measuring import Comparison
+from dlion_worker.local.processes import ProcessGroup
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+STOP_GRACE_S = 3.0
+"""From the first signal to the last SIGKILL: Ctrl-C ends everything within five seconds."""
+
+
+class Coordinator(Protocol):
+    """What the runner needs of the operator's coordinator."""
+
+    def start(self, host: str) -> str:
+        """Serves on that host, any port; the address."""
+        ...
+
+    def token(self, worker: WorkerIdentity) -> str:
+        """The secret by which that worker proves itself."""
+        ...
+
+    def authority_pem(self) -> bytes | None:
+        """The CA that its certificate is held against; None: plain text."""
+        ...
+
+    def request_stop(self, reason: str) -> None:
+        """Tells every worker to finish its iteration and end the run."""
+        ...
+
+    def take(self, record: ProgressRecord) -> None:
+        """Takes a record that came by another way than a worker's report."""
+        ...
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a worker ended for good before the run did."""
+
+    code: ExitCode
+    words: str
+    """The last error in its log; empty where there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.code.name} ({int(self.code)}){': ' if self.words else ''}{self.words}"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a local run ended."""
+
+    exit_code: ExitCode
+    failed: dict[Rank, Failure]
+    comparisons: tuple[Comparison, ...]
+    """What the environment asked for beside what came of it."""
+
+
+class LocalRunner:
+    """One run of a job on this machine."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        plan: Plan,
+        coordinator: Coordinator,
+        results_dir: Path,
+        data_root: Path,
+        on_record: Callable[[ProgressRecord], None],
+        resume: bool = False,
+        elapsed_s: float = 0.0,
+        privileged: bool | None = None,
+        measure_links: bool = True,
+    ) -> None:
+        """`elapsed_s`: how long the run that is resumed had gone on, by its records' clock."""
+        self._job = job
+        self._plan = plan
+        self._coordinator = coordinator
+        self._results_dir = results_dir
+        self._data_root = data_root
+        self._on_record = on_record
+        self._resume = resume
+        self._start_s = time.monotonic() - elapsed_s
+        self._privileged = privileged
+        self._measure_links = measure_links
+        self._records: queue.SimpleQueue[ProgressRecord] = queue.SimpleQueue()
+        self._training_began_s: float | None = None
+        self._failed: dict[Rank, Failure] = {}
+        self._fatal: ExitCode | None = None
+
+    def record(self, record: ProgressRecord) -> None:
+        """Takes a record from the coordinator, on any thread."""
+        self._records.put(record)
+
+    def run(self) -> RunOutcome:
+        """Runs to the end. On `KeyboardInterrupt` all is ended in order, then it is raised."""
+        work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
+        self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, self._coordinator.take)
+        group = ProcessGroup(self._results_dir)
+        environment = ImposedEnvironment(
+            self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
+        )
+        try:
+            with environment:
+                try:
+                    if self._measure_links and self._plan.shapes_links:
+                        environment.measure_links()
+                    self._start(environment, group, work_dir)
+                    self._watch(environment, group)
+                    comparisons = tuple(environment.requested_and_measured())
+                finally:
+                    self._end(environment, group)
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        return RunOutcome(self._exit_code(), self._failed, comparisons)
+
+    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
+        """Nobody is left when this returns, and what they said last is recorded."""
+        with _undisturbed():
+            group.close(STOP_GRACE_S)
+            environment.close()
+            for worker in self._job.workers():
+                forget_credentials(self._state_dir(worker.rank))
+            self._drain(environment)
+
+    # ---- starting ------------------------------------------------------------------------------
+
+    def _start(self, environment: ImposedEnvironment, group: ProcessGroup, work_dir: Path) -> None:
+        address = self._coordinator.start(environment.coordinator_host())
+        for worker in self._job.workers():
+            config_path = self._write_config(worker, environment, work_dir, address)
+            if worker.rank == 0:
+                self._evaluator.start(group, config_path)
+            sidecar = [sys.executable, "-m", "dlion_worker.sidecar", "--config", str(config_path)]
+            supervisor = [
+                sys.executable, "-m", "dlion_worker.supervisor", "--config", str(config_path),
+            ]  # fmt: skip
+            rank = worker.rank
+            # What libraries and programs leave behind of temporary files goes with the run.
+            env = {"TMPDIR": str(work_dir)}
+            enter_sidecar = environment.sidecar_prefix(rank)
+            enter = environment.command_prefix(rank)
+            group.start(f"sidecar-{rank}", sidecar, env=env, enter=enter_sidecar)
+            group.start(f"worker-{rank}", supervisor, env=env, enter=enter)
+
+    def _write_config(
+        self,
+        worker: WorkerIdentity,
+        environment: ImposedEnvironment,
+        work_dir: Path,
+        coordinator_address: str,
+    ) -> Path:
+        rank = worker.rank
+        folder = work_dir / f"w{rank}"
+        folder.mkdir()
+        token_path = folder / "token"
+        token_path.touch(mode=0o600)
+        token_path.write_text(self._coordinator.token(worker))
+        authority = self._coordinator.authority_pem()
+        if authority is not None:
+            (folder / "ca.pem").write_bytes(authority)
+        state_dir = self._state_dir(rank)
+        state_dir.mkdir(parents=True, exist_ok=True)
+        forget_membership(state_dir)
+        forget_credentials(state_dir)
+        config = WorkerConfig(
+            job_document=self._job.to_document(),
+            rank=rank,
+            coordinator_address=coordinator_address,
+            authority_pem_path="" if authority is None else str(folder / "ca.pem"),
+            token_path=str(token_path),
+            state_dir=str(state_dir),
+            socket_path=str(folder / "sidecar.sock"),
+            listen_host=environment.listen_host(rank),
+            advertise_host=environment.advertise_host(rank),
+            exchange_port=environment.exchange_port(rank),
+            measuring_port=environment.measuring_port(rank),
+            data_root=str(self._data_root),
+            results_dir=str(self._results_dir),
+            snapshots_dir=str(self._evaluator.folder or ""),
+            cpu_quota_cores=self._plan.initial.worker(rank).quota_cores,
+            link_addresses=environment.link_addresses(rank),
+            start_time_monotonic_s=self._start_s,
+            resume=self._resume,
+        )
+        config.save(folder / "config.json")
+        return folder / "config.json"
+
+    def _state_dir(self, rank: Rank) -> Path:
+        return self._results_dir / "state" / f"w{rank}"
+
+    # ---- watching ------------------------------------------------------------------------------
+
+    def _watch(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
+        running = {worker.rank for worker in self._job.workers()}
+        while running:
+            self._evaluator.poll()
+            self._drain(environment)
+            codes = group.poll()
+            for rank in sorted(running):
+                code = codes[f"worker-{rank}"]
+                if code is not None:
+                    running.discard(rank)
+                    self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
+            if broken := environment.failure():
+                raise UnavailableError(f"the environment has failed: {broken}")
+            if self._fatal is not None and self._training_began_s is None:
+                return  # nobody has trained: there is nothing to finish
+            time.sleep(POLL_S)
+
+    def _worker_ended(self, rank: Rank, code: int, log: Path) -> None:
+        if code == ExitCode.OK:
+            # A worker that is being restarted just now would wait for peers that are gone.
+            self._coordinator.request_stop(f"worker {rank} has finished")
+            return
+        known = code in list(ExitCode)
+        failure = Failure(ExitCode(code) if known else ExitCode.FAILED, last_words(log))
+        self._failed[rank] = failure
+        self._tell(rank, "WorkerFailed", f"ended for good with {failure}")
+        if self._fatal is None and (reason := self._why_over()):
+            self._fatal = failure.code
+            self._coordinator.request_stop(f"worker {rank} has failed, and {reason}")
+
+    def _why_over(self) -> str:
+        """Why the run cannot go on without the workers that have failed; empty: it can."""
+        spec = self._job.spec
+        if self._training_began_s is None and spec.start_deadline_seconds is None:
+            return "the others would wait for it (no startDeadlineSeconds)"
+        if spec.failure_policy == "Fail":
+            return "failurePolicy is Fail"
+        alive = {w.site for w in self._job.workers() if w.rank not in self._failed}
+        if len(alive) < spec.min_sites:
+            return f"{len(alive)} sites are left (minSites {spec.min_sites})"
+        return ""
+
+    def _tell(self, rank: Rank, reason: str, message: str) -> None:
+        time_s = time.monotonic() - self._start_s
+        self._on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
+
+    def _drain(self, environment: ImposedEnvironment) -> None:
+        while True:
+            try:
+                record = self._records.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(record, EventRecord):
+                self._follow(record, environment)
+            self._on_record(record)
+
+    def _follow(self, record: EventRecord, environment: ImposedEnvironment) -> None:
+        """Quotas hold while a worker trains, not while it imports TensorFlow or ends."""
+        if record.reason == "WorkerReady":
+            environment.impose_quota(record.rank)
+        elif record.reason == "TrainingStarted" and self._training_began_s is None:
+            began_s = time.monotonic()
+            self._training_began_s = began_s
+            environment.start_changes(lambda: time.monotonic() - began_s)
+        elif record.reason in {"TrainingStopped", "WorkerLost"}:
+            environment.lift_quota(record.rank)
+
+    def _exit_code(self) -> ExitCode:
+        if self._fatal is not None:
+            return self._fatal
+        if len(self._failed) == len(self._job.workers()):
+            return next(iter(self._failed.values())).code
+        return ExitCode.OK
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Inside, a further Ctrl-C is not heard: what is taken away by halves would stay behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

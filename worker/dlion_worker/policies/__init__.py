@@ -1,0 +1,31 @@
+"""What a worker does with gradients, losses and peers: state machines without I/O.
+
+What goes in: the vocabulary (`interface`), which part of a gradient is sent (`sending`,
+`selection`), how what arrives is weighted (`combining`), who is waited for (`synchronization`),
+who takes whose weights (`knowledge_transfer`), and how the batch is shared out (`batching`).
+What stays out: TensorFlow, gRPC, clocks, threads, and the form of payloads (`codecs`).
+
+The trainer and the simulator build one `Machine` per worker, hand it every event, and carry out
+what comes back, in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlion_worker.policies.building import build
+
+__all__ = ["build"]
+
+
+def __getattr__(name: str) -> object:
+    """`build`, imported when it is first asked for.
+
+    The sidecar needs `batching` alone, and NumPy would cost it a sixth of its 80 MB.
+    """
+    if name == "build":
+        from dlion_worker.policies.building import build
+
+        return build
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,136 @@
+"""How local and arrived gradients become the one gradient that the optimizer is given.
+
+Called by `machine`. Both weightings are a common factor times the sender's local batch size:
+
+- `sample_mean`: LBS_j / GBS. Under full synchronous exchange replicas stay identical.
+- `dlion_ratio`: (1/n) LBS_j / LBS_k at worker k. Source: DLion's weighted update (as recalled).
+
+`ArrivedSum` keeps the sum of LBS_j g_j of what came since the last update; `Round` keeps the
+contributions of an iteration apart until they are summed in rank order, in float32: the same sum,
+bit for bit, at every worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_worker.codecs import GradientPart
+from dlion_worker.policies.interface import Descend, Flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dlion_api.names import Rank
+
+AHEAD = 1
+"""Iterations past its own for which a worker at a barrier keeps contributions: a peer that waits
+for it cannot be further."""
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What a contribution counts, by the manifest's `exchange.weighting`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ("sample_mean", "dlion_ratio"):
+            msg = f"exchange.weighting {self.name!r}; allowed: sample_mean, dlion_ratio"
+            raise ValueError(msg)
+
+    def divisor(self, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
+        """By which LBS_j is divided, given the local batch sizes of all that count.
+
+        >>> from dlion_api.names import Rank
+        >>> sizes = {Rank(0): 30, Rank(1): 10}
+        >>> Weighting("sample_mean").divisor(sizes, Rank(1))
+        40
+        >>> Weighting("dlion_ratio").divisor(sizes, Rank(1))
+        20
+        """
+        if self.name == "sample_mean":
+            return sum(local_batch_sizes.values())
+        return len(local_batch_sizes) * local_batch_sizes[own]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One worker's part in an iteration; `part` is None where it had nothing to send."""
+
+    local_batch_size: int
+    part: GradientPart | None
+
+
+class ArrivedSum:
+    """Sum of LBS_j g_j over what has arrived since it was last taken."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sum_D: Flat | None = None
+
+    def add(self, contribution: Contribution) -> None:
+        """Costs in proportion to the entries that came."""
+        if contribution.part is None:
+            return
+        if self._sum_D is None:
+            self._sum_D = np.zeros(self._size, np.float32)
+        contribution.part.add_to(self._sum_D, np.float32(contribution.local_batch_size))
+
+    def take(self) -> Flat | None:
+        """The sum so far, which is then forgotten; None: nothing came."""
+        taken, self._sum_D = self._sum_D, None
+        return taken
+
+    def state(self) -> dict[str, Flat]:
+        """The sum, if there is one."""
+        return {} if self._sum_D is None else {"arrived_D": self._sum_D.copy()}
+
+    def restore(self, sum_D: Flat | None) -> None:
+        """Takes back what `state` gave."""
+        self._sum_D = None if sum_D is None else np.array(sum_D, np.float32)
+
+
+class Round:
+    """Contributions by iteration and rank, until the iteration is summed."""
+
+    def __init__(self) -> None:
+        self._by_iteration: dict[int, dict[Rank, Contribution]] = {}
+
+    def add(self, iteration: int, rank: Rank, contribution: Contribution) -> None:
+        """Keeps a contribution; a later one of the same worker and iteration replaces it."""
+        self._by_iteration.setdefault(iteration, {})[rank] = contribution
+
+    def take_before(self, iteration: int) -> list[Contribution]:
+        """Those of earlier iterations, whose update was passed over."""
+        passed = [known for known in self._by_iteration if known < iteration]
+        return [one for known in sorted(passed) for one in self._by_iteration.pop(known).values()]
+
+    def take(self, iteration: int) -> dict[Rank, Contribution]:
+        """That iteration's, in rank order."""
+        return dict(sorted(self._by_iteration.pop(iteration, {}).items()))
+
+
+def descend(
+    contributions: Iterable[Contribution],
+    late_sum_D: Flat | None,
+    *,
+    size: int,
+    divisor: int,
+    samples: int,
+) -> Descend:
+    """One update: the sum over contributions, in the order given, of (LBS_j / divisor) g_j.
+
+    `late_sum_D`, a sum of LBS_j g_j, is added last, and used up.
+    """
+    total_D = np.zeros(size, np.float32)
+    for contribution in contributions:
+        if contribution.part is not None:
+            weight = np.float32(contribution.local_batch_size / divisor)
+            contribution.part.add_to(total_D, weight)
+    if late_sum_D is not None:
+        late_sum_D *= np.float32(1 / divisor)
+        total_D += late_sum_D
+    return Descend(total_D, samples)

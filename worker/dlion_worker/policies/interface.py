@@ -1,0 +1,195 @@
+"""The words between a policy and whoever drives it: events in, instructions out.
+
+A policy is a state machine without I/O. The trainer and the simulator both drive it: they hand it
+events one at a time and carry out the instructions that come back, in order. No policy knows
+TensorFlow, gRPC, a clock or a thread.
+
+Shape suffixes: D the flat gradient (all variables, in the layout's order), K kept entries,
+L variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.names import Rank
+
+Flat = NDArray[np.float32]
+"""Flat float32 vector over all trainable variables, shape [D]."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each variable stands in the flat vector."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """D, the number of entries over all variables."""
+        return sum(self.sizes)
+
+    def slices(self) -> tuple[slice, ...]:
+        """One slice of the flat vector per variable, in order."""
+        ends = np.cumsum(self.sizes)
+        return tuple(slice(int(e) - s, int(e)) for e, s in zip(ends, self.sizes, strict=True))
+
+
+class MessageKind(IntEnum):
+    """What a message carries; the numbers are the wire's (exchange.proto)."""
+
+    GRADIENT = 1
+    PROGRESS = 2
+    LOSS = 3
+    WEIGHTS_REQUEST = 4
+    WEIGHTS = 5
+    STOP = 6
+    MEET = 7
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message on one link. `payload` is coded (`dlion_worker.codecs`), untrusted on arrival."""
+
+    kind: MessageKind
+    iteration: int
+    local_batch_size: int = 0
+    weights_version: int = 0
+    payload: bytes | memoryview = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload; headers are counted by the exchange."""
+        return len(self.payload)
+
+
+# ---- events: what has happened ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalStepDone:
+    """The local gradient of an iteration (counted from 1). The policy may keep the array."""
+
+    iteration: int
+    gradient_D: Flat
+    local_batch_size: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class MessageArrived:
+    """A whole message from a peer, checked for size and checksum, not for sense."""
+
+    sender: Rank
+    message: Message
+
+
+@dataclass(frozen=True)
+class MemberJoined:
+    """A peer's link is up, in both directions. `iteration`: the last one that peer has finished.
+
+    Before this worker's first step such a peer is expected from the first iteration on; later, once
+    it has been heard and has caught up.
+    """
+
+    rank: Rank
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class MemberLeft:
+    """A peer is gone, or its link is down: nobody should wait for it."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class BudgetsChanged:
+    """Bytes per iteration for each link, from the sidecar. A link not named is unbounded."""
+
+    budget_bytes: Mapping[Rank, int]
+
+
+Event = LocalStepDone | MessageArrived | MemberJoined | MemberLeft | BudgetsChanged
+
+# ---- instructions: what is to be done -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Descend:
+    """Hand this gradient to the optimizer: one update of the weights.
+
+    `samples` is the global batch size by which the contributions were weighted, as far as it is
+    known here (the learning rate may follow it). The machine forgets the array: it is the driver's.
+    """
+
+    gradient_D: Flat
+    samples: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """w <- (1 - fraction) w + fraction * weights_D; optimizer moments are left alone."""
+
+    weights_D: Flat
+    fraction: float
+    sender: Rank
+
+
+@dataclass(frozen=True)
+class Send:
+    """Queue this message on the link to that peer."""
+
+    peer: Rank
+    message: Message
+
+
+@dataclass(frozen=True)
+class SendWeights:
+    """Code the weights as they are now and queue them for that peer as a `WEIGHTS` message."""
+
+    peer: Rank
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """That peer said nonsense: count it, raise an event, quarantine the peer if it goes on."""
+
+    peer: Rank
+    reason: str
+
+
+Instruction = Descend | Mix | Send | SendWeights | Refuse
+
+
+class Machine(Protocol):
+    """What the trainer and the simulator drive: the sum of a worker's policies."""
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Takes one event; what is to be done about it, in order."""
+        ...
+
+    def waiting_for(self) -> frozenset[Rank]:
+        """Peers that must be heard before the next local step may begin; empty: begin."""
+        ...
+
+    def next_iteration(self) -> int:
+        """Number of the next local step: one more than the last, or where the others have got to,
+        if they have gone on without this worker."""
+        ...
+
+    def state(self) -> dict[str, NDArray[np.generic] | int | float | str]:
+        """Everything that a restart must bring back, as flat named values for a checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[str, NDArray[np.generic] | int | float | str]) -> None:
+        """Takes back what `state` gave."""
+        ...

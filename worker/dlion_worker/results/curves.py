@@ -1,0 +1,118 @@
+"""Curves over time in bounded memory, and what is read off them.
+
+Owns thinning and interpolation. Called by `tally` while a run goes on and by `summary` and
+`report` afterwards. Knows nothing of records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Points = NDArray[np.float64]
+"""Shape [T, 1 + V]: time in seconds, then the values."""
+
+
+class Curve:
+    """Values over time, never more than `limit` rows, however long the run.
+
+    When it is full, neighbours are folded two into one and from then on twice as many samples go
+    into a row: the rows stay evenly spread over the whole run, and the newest sample is always
+    there. `averaged` decides whether a row is the mean of its samples (losses) or the first of
+    them (accuracies and running totals, which are only ever read off at their own time).
+    """
+
+    def __init__(self, value_count: int, *, limit: int = 2048, averaged: bool = False) -> None:
+        self._width = value_count + 1
+        self._limit = limit
+        self._averaged = averaged
+        self._rows: list[NDArray[np.float64]] = []
+        self._stride = 1
+        self._open = np.zeros(self._width)
+        self._open_count = 0
+        self._newest: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows) + (self._open_count > 0)
+
+    def append(self, time_s: float, *values: float) -> None:
+        """Adds one sample; NaN stands for a value that is not known."""
+        row = np.array((time_s, *values), dtype=np.float64)
+        self._newest = row
+        if self._averaged and self._open_count:
+            self._open = self._open + row
+        elif not self._open_count:
+            self._open = row
+        self._open_count += 1
+        if self._open_count == self._stride:
+            self._rows.append(self._closed())
+            self._open_count = 0
+            if len(self._rows) >= self._limit:
+                self._fold()
+
+    def points(self) -> Points:
+        """All rows, shape [T, 1 + V], in the order in which they came."""
+        rows = list(self._rows)
+        if self._open_count:
+            rows.append(self._closed())
+        if not self._averaged and self._newest is not None and rows[-1] is not self._newest:
+            rows.append(self._newest)
+        return np.array(rows) if rows else np.empty((0, self._width))
+
+    def _closed(self) -> NDArray[np.float64]:
+        return self._open / self._open_count if self._averaged else self._open
+
+    def _fold(self) -> None:
+        even, odd = self._rows[0::2], self._rows[1::2]
+        if self._averaged:
+            pairs = zip(even, odd, strict=False)  # an odd one out is dropped: one row of thousands
+            self._rows = [(first + second) / 2 for first, second in pairs]
+        else:
+            self._rows = even
+        self._stride *= 2
+
+
+def at_times(points: Points, times_s: Sequence[float] | Points, column: int = 1) -> Points:
+    """That column at those times, linear in between; held before the first and after the last."""
+    if len(points) == 0:
+        return np.full(len(times_s), np.nan)
+    ordered = points[np.argsort(points[:, 0], kind="stable")]
+    result: Points = np.interp(np.asarray(times_s), ordered[:, 0], ordered[:, column])
+    return result
+
+
+def mean_over_replicas(replicas: Sequence[Points]) -> Points:
+    """Mean accuracy over replicas against time, shape [T, 2].
+
+    It begins when the last replica has its first evaluation (before that there is no mean over
+    all of them) and has a row at every evaluation of any of them. A replica that ended early
+    keeps its last accuracy. Source: fair comparison of the project, interpolated.
+    """
+    known = [points for points in replicas if len(points)]
+    if not known:
+        return np.empty((0, 2))
+    start_s = max(points[:, 0].min() for points in known)
+    times_s = np.unique(np.concatenate([points[:, 0] for points in known]))
+    times_s = times_s[times_s >= start_s]
+    mean = np.mean([at_times(points, times_s) for points in known], axis=0)
+    return np.column_stack((times_s, mean))
+
+
+def first_time_at(curve: Points, level: float) -> float | None:
+    """Seconds at which the curve first reaches `level`, linear in between; None when it never does.
+
+    A curve that begins above the level reached it at its first point at the latest: that time.
+    """
+    above = np.flatnonzero(curve[:, 1] >= level)
+    if len(above) == 0:
+        return None
+    after = int(above[0])
+    if after == 0:
+        return float(curve[0, 0])
+    (t0_s, low), (t1_s, high) = curve[after - 1, :2], curve[after, :2]
+    return float(t0_s + (t1_s - t0_s) * (level - low) / (high - low))

@@ -1,0 +1,79 @@
+"""Reading `events.jsonl`, also of a run that was killed or is still going on.
+
+Owns what counts as readable. Called by `report`, by `folder` when a run is resumed, and by tests
+that judge a run by its events. Writing belongs to `folder`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import ContractError, DataError
+from dlion_api.records import MAX_RECORD_BYTES, record_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dlion_api.progress import ProgressRecord
+
+LONGEST_LINE_BYTES = MAX_RECORD_BYTES + 1
+"""Of a whole record and its newline."""
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no record; `number` counts from 1."""
+
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
+
+
+def read_events(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[ProgressRecord]:
+    """The records of the file in its order, one at a time.
+
+    A last line without its newline that is no record is torn (the writer was killed, or writes it
+    just now) and is left out in silence; any other bad line goes to `on_bad_line`, and reading
+    goes on behind it.
+
+    Raises: DataError when there is no such file or it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(_lines(stream.readline), start=1):
+                record = _record(line, number, on_bad_line)
+                if record is not None:
+                    yield record
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}). Name a folder that `dlion run` made"
+        ) from error
+
+
+def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Lines with their newline; one that is too long comes cut, and its rest is skipped."""
+    while line := readline(LONGEST_LINE_BYTES):
+        if len(line) == LONGEST_LINE_BYTES and not line.endswith(b"\n"):
+            while (rest := readline(LONGEST_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            line = b"(too long)\n"
+        yield line
+
+
+def _record(
+    line: bytes, number: int, on_bad_line: Callable[[BadLine], None] | None
+) -> ProgressRecord | None:
+    if not line.strip():
+        return None
+    try:
+        return record_from_json(line)
+    except ContractError as error:
+        if line.endswith(b"\n") and on_bad_line is not None:
+            on_bad_line(BadLine(number, str(error)))
+        return None

@@ -1,0 +1,196 @@
+"""The result folder of a run: made once, added to while the run goes on, finished when it ends.
+
+Owns the folder's layout (docs/results.md). `dlion run` makes one and appends every progress record
+to it. Reading belongs to `events`, the figures to `tally` and `summary`, the page to `report`.
+
+    job.yaml           the manifest with its defaults
+    environment.yaml   what the environment asked for and what was measured
+    events.jsonl       every record of every worker, a line each
+    summary.json       the figures, once the run has ended
+    tensorboard/       scalars per worker
+    models/<site>/     the trained model (`model.keras`) and what it is (`model.json`)
+    report.html        made by `dlion report`
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from dlion_api.errors import Problem, SpecError
+from dlion_api.records import record_to_json
+from dlion_worker.results.environment import EnvironmentReport, environment_document
+from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
+from dlion_worker.results.models import read_models
+from dlion_worker.results.storage import (
+    AppendedFile,
+    drop_torn_line,
+    storage_error,
+    write_whole,
+)
+from dlion_worker.results.summary import Ending, Json, summarise
+from dlion_worker.results.tally import RunTally
+from dlion_worker.results.tensorboard import TensorBoardLogs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from dlion_api.progress import ProgressRecord
+    from dlion_worker.results.description import RunDescription
+
+JOB = "job.yaml"
+ENVIRONMENT = "environment.yaml"
+EVENTS = "events.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+TENSORBOARD = "tensorboard"
+
+_log = logging.getLogger(__name__)
+
+
+def default_folder(job_name: str, now: datetime) -> Path:
+    """Where a run goes when no folder is named: `runs/<job>-<YYYYmmdd-HHMMSS>`."""
+    return Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
+
+
+class ResultFolder:
+    """An open result folder; `create` makes it. Not for use by two threads at once."""
+
+    def __init__(self, path: Path, run: RunDescription, *, now: datetime) -> None:
+        self.path = path
+        self.run = run
+        self._started_at = now
+        self._tally = RunTally(worker.rank for worker in run.workers)
+        self._environment: EnvironmentReport | None = None
+        self._bad_lines = 0
+        names = {worker.rank: worker.name for worker in run.workers}
+        self._logs = TensorBoardLogs(path / TENSORBOARD, names, started_at_s=now.timestamp())
+        if (path / EVENTS).exists():
+            self._take_up_events()
+        self._events = AppendedFile(path / EVENTS)
+
+    @classmethod
+    def create(
+        cls, path: Path | None, run: RunDescription, *, now: datetime, resume: bool = False
+    ) -> ResultFolder:
+        """Makes the folder (`None`: `default_folder`) with `job.yaml` in it.
+
+        With `resume` the folder of an earlier run is taken up: its events stay, new ones follow.
+
+        Raises: SpecError when the folder holds something already (or, with `resume`, no run);
+            StorageError when it cannot be written.
+        """
+        path = path or _unused(default_folder(run.key.name, now))
+        _check(path, resume=resume)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("cannot make the result folder", path, error) from error
+        write_whole(path / JOB, _yaml(run.document))
+        return cls(path, run, now=now)
+
+    @property
+    def report_path(self) -> Path:
+        """Where `dlion report` puts the page of this run."""
+        return self.path / REPORT
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the last record so far: where the clock of a run that is resumed goes on."""
+        return self._tally.end_s
+
+    def append(self, record: ProgressRecord) -> None:
+        """Adds one record; it is on its way to the disk when this returns. Raises: StorageError."""
+        self._events.append(record_to_json(record).encode() + b"\n")
+        self._tally.add(record)
+        self._logs.add(record)
+
+    def write_environment(self, environment: EnvironmentReport) -> None:
+        """Keeps what the environment asked for, and what was measured. May be called again."""
+        self._environment = environment
+        write_whole(self.path / ENVIRONMENT, _yaml(environment_document(environment)))
+
+    def finish(self, ending: Ending, *, reference: Mapping[str, Any] | None = None) -> Json:
+        """Writes `summary.json`; its content. Raises: StorageError."""
+        summary = summarise(
+            self.run,
+            self._tally,
+            ending=replace(ending, started_at=ending.started_at or self._started_at.isoformat()),
+            models=read_models(self.path),
+            environment=self._environment,
+            reference=reference,
+            bad_line_count=self._bad_lines,
+        )
+        text = json.dumps(summary, indent=2, allow_nan=False)
+        write_whole(self.path / SUMMARY, text.encode() + b"\n")
+        return summary
+
+    def close(self) -> None:
+        """Closes the files. A folder that was never finished is readable all the same."""
+        self._events.close()
+        self._logs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_up_events(self) -> None:
+        """Goes on behind the events of the run that is resumed."""
+        drop_torn_line(self.path / EVENTS, longest_line_bytes=LONGEST_LINE_BYTES)
+        for record in read_events(self.path / EVENTS, self._note_bad_line):
+            self._tally.add(record)
+
+    def _note_bad_line(self, line: BadLine) -> None:
+        self._bad_lines += 1
+        _log.warning("%s: %s; left out", self.path / EVENTS, line)
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or with `-2`, `-3`, ... behind it: two runs may begin within a second."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def _check(path: Path, *, resume: bool) -> None:
+    if resume:
+        if not (path / EVENTS).exists():
+            raise SpecError(
+                [
+                    Problem(
+                        "--resume",
+                        "holds no run that could go on",
+                        value=str(path),
+                        advice="Name a folder that `dlion run` made",
+                    )
+                ]
+            )
+        return
+    taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if taken:
+        raise SpecError(
+            [
+                Problem(
+                    "--out",
+                    "is not empty, and nothing in it may be overwritten",
+                    value=str(path),
+                    allowed="a new or an empty folder",
+                    advice="Choose another folder, or go on with its run by --resume",
+                )
+            ]
+        )
+
+
+def _yaml(document: Mapping[str, Any]) -> bytes:
+    text: str = yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
+    return text.encode()

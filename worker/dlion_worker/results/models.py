@@ -1,0 +1,64 @@
+"""Which models a run has saved, as each site's lead worker says beside them.
+
+Reads `models/<site>/model.json`, which the trainer writes. Called by `folder` when a run ends and
+by `report`. Loads no model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODELS = "models"
+ABOUT = "model.json"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """One site's saved model; `path` is relative to the result folder."""
+
+    site: str
+    path: str
+    model: str
+    """`averaged`, or which replica it is."""
+    accuracy: float
+    averaged_accuracy: float
+    ranks: tuple[int, ...]
+    """Replicas that were averaged."""
+    sites: tuple[str, ...]
+    samples: int
+    stop_reason: str
+
+
+def read_models(folder: Path) -> tuple[SavedModel, ...]:
+    """Models in the result folder, by site; one that says nothing readable is left out."""
+    models = []
+    for about in sorted((folder / MODELS).glob(f"*/{ABOUT}")):
+        try:
+            models.append(_model(about))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("%s: cannot be read (%r); its model is left out", about, error)
+    return tuple(models)
+
+
+def _model(about: Path) -> SavedModel:
+    values = json.loads(about.read_text("utf-8"))
+    site = about.parent.name
+    return SavedModel(
+        site=site,
+        path=f"{MODELS}/{site}/model.keras",
+        model=str(values["model"]),
+        accuracy=float(values["accuracy"]),
+        averaged_accuracy=float(values["averaged_accuracy"]),
+        ranks=tuple(int(rank) for rank in values["ranks"]),
+        sites=tuple(str(name) for name in values["sites"]),
+        samples=int(values["samples"]),
+        stop_reason=str(values["stop_reason"]),
+    )

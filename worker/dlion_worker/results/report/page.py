@@ -1,0 +1,209 @@
+"""The report page: its sections, its tables, and their words.
+
+Owns what stands where. `dlion report` calls `render`. The template escapes everything that it is
+given; only our own SVG is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from dlion_api.names import Rank
+from dlion_worker.results.report import progress_charts, resource_charts
+from dlion_worker.results.report.drawing import Chart, colour
+from dlion_worker.results.report.runs import LoadedRun, load_runs
+from dlion_worker.results.storage import write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dlion_api.progress import EventRecord
+
+PICTURE_BYTES = 2_000_000
+"""Of all pictures: the page stays below three megabytes."""
+_MOST_EVENTS = 80
+_MOST_ROWS = 200
+_FAR_OFF = 0.1
+"""A measured quantity further from the requested one than this is marked."""
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, *, labels: Sequence[str] = (), title: str = ""
+) -> Path:
+    """Writes the page of these result folders to `out`, and returns `out`.
+
+    Raises: DataError when a folder holds no run; StorageError when `out` cannot be written.
+    """
+    page = render(load_runs(folders, labels), title=title)
+    write_whole(out, page.encode())
+    return out
+
+
+def render(
+    runs: Sequence[LoadedRun], *, title: str = "", picture_bytes: int = PICTURE_BYTES
+) -> str:
+    """The page as HTML text, needing nothing but itself.
+
+    Several runs share the upper pictures; each has a section of its own below, without pictures
+    once those of the runs before it have used up `picture_bytes`.
+    """
+    environment = Environment(
+        loader=PackageLoader("dlion_worker.results.report", "."),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=_percent, size=_size, duration=_duration, figure=_figure, whole=_whole
+    )
+    progress = [
+        progress_charts.accuracy_against_time(runs),
+        progress_charts.accuracy_against_bytes(runs),
+        progress_charts.loss_against_time(runs),
+        progress_charts.drift_against_time(runs),
+    ]
+    left = picture_bytes - sum(len(chart.svg) for chart in progress)
+    sections = []
+    for index, run in enumerate(runs):
+        pictures = _pictures(run) if left > 0 else None
+        if pictures is not None:
+            left -= sum(len(chart.svg) for charts in pictures.values() for chart in charts)
+        sections.append({**_section(run), "colour": colour(index, len(runs)), "pictures": pictures})
+    return environment.get_template("page.html").render(
+        title=title or ", ".join(dict.fromkeys(run.run.key.name for run in runs)),
+        runs=sections,
+        levels=_levels(runs),
+        progress=progress,
+        scaling=progress_charts.speed_up(runs),
+    )
+
+
+def _pictures(run: LoadedRun) -> dict[str, list[Chart]]:
+    classes = resource_charts.class_accuracy(run)
+    return {
+        "compute": [
+            resource_charts.batch_sizes(run),
+            resource_charts.capacities(run),
+            resource_charts.time_use(run),
+            *([classes] if classes is not None else []),
+        ],
+        "network": [
+            resource_charts.uplinks(run),
+            resource_charts.link_map(run),
+            resource_charts.budget_map(run),
+        ],
+        "events": [resource_charts.timeline(run)],
+    }
+
+
+def _section(run: LoadedRun) -> dict[str, Any]:
+    return {
+        "label": run.label,
+        "summary": run.summary,
+        "legend": resource_charts.legend(run),
+        "events": _events(run),
+        "environment": _environment(run),
+        "job_text": run.job_text,
+        "bad_lines": [str(line) for line in run.bad_lines[:10]],
+        "bad_line_count": len(run.bad_lines),
+    }
+
+
+def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
+    """Accuracies that any run reached, with every run's time and bytes, for the comparison."""
+    rows = []
+    for place, level in enumerate(runs[0].summary["levels"]) if runs else ():
+        entries = [run.summary["levels"][place] for run in runs]
+        if any(entry["time_s"] is not None for entry in entries):
+            rows.append({"accuracy": level["accuracy"], "entries": entries})
+    return rows
+
+
+def _events(run: LoadedRun) -> list[dict[str, Any]]:
+    """Warnings first come first kept, then other events, by time."""
+    events = list(run.tally.events)
+    chosen: list[EventRecord] = [event for event in events if event.warning][:_MOST_EVENTS]
+    others = [event for event in events if not event.warning]
+    chosen += others[: _MOST_EVENTS - len(chosen)]
+    return [
+        {
+            "time_s": event.time_s,
+            "worker": run.run.worker_name(event.rank),
+            "reason": event.reason,
+            "message": event.message,
+            "warning": event.warning,
+        }
+        for event in sorted(chosen, key=lambda event: event.time_s)
+    ]
+
+
+def _environment(run: LoadedRun) -> dict[str, Any] | None:
+    """Requested against measured, a row per worker and quantity."""
+    given = run.environment
+    if not given:
+        return None
+    figures = [f for f in given.get("figures") or [] if isinstance(f, Mapping)][:_MOST_ROWS]
+    return {
+        "name": given.get("name", ""),
+        "notes": [str(note) for note in given.get("notes") or []],
+        "rows": [_environment_row(run, figure) for figure in figures],
+    }
+
+
+def _environment_row(run: LoadedRun, figure: Mapping[str, Any]) -> dict[str, Any]:
+    requested, measured = (_number(figure.get(name)) for name in ("requested", "measured"))
+    off = measured / requested - 1 if requested and measured is not None else None
+    rank, peer = figure.get("rank"), figure.get("peer")
+    name = run.run.worker_name(Rank(rank)) if isinstance(rank, int) else str(rank)
+    return {
+        "worker": f"{name} → {peer}" if isinstance(peer, int) else name,
+        "quantity": figure.get("quantity", ""),
+        "unit": figure.get("unit", ""),
+        "note": figure.get("note", ""),
+        "requested": requested,
+        "measured": measured,
+        "off": off,
+        "far_off": off is not None and abs(off) > _FAR_OFF,
+    }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "—" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def _size(count: float | None) -> str:
+    if count is None:
+        return "—"
+    for prefix in ("", "k", "M", "G"):
+        if count < 1000:
+            return f"{count:.3g} {prefix}B"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "—"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _whole(value: float | None) -> str:
+    return "—" if value is None else f"{value:,.0f}"

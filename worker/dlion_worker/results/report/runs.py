@@ -1,0 +1,121 @@
+"""Result folders as the report sees them.
+
+Owns loading: events are added up again, so that the page of a run that was killed, or still goes
+on, shows all that there is. Draws nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dlion_worker.results.curves import Points, mean_over_replicas
+from dlion_worker.results.description import RunDescription, describe_folder
+from dlion_worker.results.events import BadLine, read_events
+from dlion_worker.results.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
+from dlion_worker.results.models import read_models
+from dlion_worker.results.summary import Ending, Json, scalability, summarise
+from dlion_worker.results.tally import RunTally, WorkerTally
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """One run, ready to be drawn."""
+
+    label: str
+    run: RunDescription
+    tally: RunTally
+    summary: Json
+    environment: Mapping[str, Any] | None
+    job_text: str
+    """The manifest with its defaults, as in `job.yaml`."""
+    bad_lines: tuple[BadLine, ...] = ()
+
+    @property
+    def workers(self) -> list[WorkerTally]:
+        """Workers by rank."""
+        return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
+
+    def mean_accuracy(self) -> Points:
+        """Mean over replicas against time, shape [T, 2]."""
+        return mean_over_replicas([worker.accuracy_curve.points() for worker in self.workers])
+
+
+def load_runs(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[LoadedRun]:
+    """The runs in their folders; a run of one worker is the reference for the others' speed-up.
+
+    Raises: DataError when a folder holds no run.
+    """
+    names = list(labels) or _labels(folders)
+    runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
+    reference = next((run for run in runs if len(run.summary["workers"]) == 1), None)
+    if reference is not None:
+        for run in runs:
+            if len(run.summary["workers"]) > 1:
+                run.summary["scalability"] = scalability(run.summary, reference.summary)
+    return runs
+
+
+def load_run(folder: Path, label: str) -> LoadedRun:
+    """One run. Raises: DataError when the folder holds none."""
+    run = describe_folder(folder)
+    tally = RunTally(worker.rank for worker in run.workers)
+    bad_lines: list[BadLine] = []
+    for record in read_events(folder / EVENTS, bad_lines.append):
+        tally.add(record)
+    written = _mapping(folder / SUMMARY)
+    summary = summarise(
+        run,
+        tally,
+        ending=_ending(written),
+        models=read_models(folder),
+        bad_line_count=len(bad_lines),
+    )
+    summary["scalability"] = written.get("scalability")
+    environment = _mapping(folder / ENVIRONMENT) or None
+    job_text = (folder / JOB).read_text("utf-8")
+    return LoadedRun(label, run, tally, summary, environment, job_text, tuple(bad_lines))
+
+
+def _ending(written: Mapping[str, Any]) -> Ending:
+    """What `summary.json` says of the end; a run that was killed has none."""
+    ending = written.get("ending")
+    if not isinstance(ending, dict):
+        return Ending("no summary: still running, or killed", succeeded=False)
+    return Ending(
+        stop_reason=str(ending.get("stop_reason", "")),
+        message=str(ending.get("message", "")),
+        succeeded=bool(ending.get("succeeded")),
+        started_at=str(ending.get("started_at", "")),
+    )
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """A file's mapping, JSON or YAML; empty where there is none that can be read."""
+    try:
+        text = path.read_text("utf-8")
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        _log.warning("%s: cannot be read (%s); the report goes without it", path, error)
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """Folder names; where two are alike, with the folder above them."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{folder.resolve().parent.name}/{folder.resolve().name}" for folder in folders]

@@ -1,0 +1,89 @@
+"""Writing so that a full disk or a kill leaves nothing half-written.
+
+Owns the two ways in which results reach a disk: whole files that replace the old one at once, and
+lines that are there entirely or not at all. Called by `folder` and `tensorboard`; knows nothing
+of what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.errors import DLionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class StorageError(DLionError, OSError):
+    """A disk is full or a folder is not writable; processes end with `ExitCode.STORAGE`."""
+
+
+def storage_error(action: str, path: Path, error: OSError) -> StorageError:
+    """The error to raise for `error`, saying what to do about it."""
+    return StorageError(
+        error.errno,
+        f"{action}: {error.strerror or error}. Free some space or make the folder writable, "
+        "or choose another folder with --out",
+        str(path),
+    )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces `path` by `content` at once; on any failure the old file stands as it was.
+
+    Raises: StorageError.
+    """
+    try:
+        write_atomically(path, content, mode=0o644)
+    except OSError as error:
+        raise storage_error(f"cannot write {path.name}", path, error) from error
+
+
+class AppendedFile:
+    """A file that only grows, by whole chunks, each handed to the system before `append` returns.
+
+    A chunk that does not fit on the disk is taken back, so that the file stays readable and can
+    go on once there is room. What a killed writer left half-written is `repair`'s business.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._stream = path.open("ab", buffering=0)
+        except OSError as error:
+            raise storage_error(f"cannot open {path.name}", path, error) from error
+        self._length = self._stream.tell()
+
+    def append(self, chunk: bytes) -> None:
+        """Adds the whole chunk or nothing. Raises: StorageError."""
+        rest = memoryview(chunk)
+        try:
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._stream.truncate(self._length)
+            raise storage_error(f"cannot add to {self._path.name}", self._path, error) from error
+        self._length += len(chunk)
+
+    def close(self) -> None:
+        """Closes the file; what was appended is in it already."""
+        self._stream.close()
+
+
+def drop_torn_line(path: Path, *, longest_line_bytes: int) -> None:
+    """Cuts off a last line without newline, left by a killed writer. Raises: StorageError."""
+    try:
+        with path.open("r+b") as stream:
+            length = stream.seek(0, os.SEEK_END)
+            start = max(0, length - longest_line_bytes)
+            stream.seek(start)
+            tail = stream.read()
+            if tail and not tail.endswith(b"\n"):
+                stream.truncate(start + tail.rfind(b"\n") + 1)
+    except OSError as error:
+        raise storage_error(f"cannot repair {path.name}", path, error) from error

@@ -1,0 +1,254 @@
+"""`summary.json`: the figures of a finished run, in a documented and versioned form.
+
+Owns the form (`summary.schema.json` beside this file; docs/results.md says the same in words) and
+how each figure follows from the tally. Called by `folder` when a run ends and by `report`. Writing
+the file is `folder`'s business, showing it the command line's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlion_worker.results.curves import Points, at_times, first_time_at, mean_over_replicas
+from dlion_worker.results.environment import EnvironmentReport, environment_document, finite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dlion_worker.results.description import RunDescription
+    from dlion_worker.results.models import SavedModel
+    from dlion_worker.results.tally import LinkTally, RunTally, WorkerTally
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields may come without it."""
+
+LEVELS = (0.25, 0.5, 0.65, 0.75, 0.8, 0.9, 0.95, 0.99)
+"""Accuracies whose time and bytes are reported, beside the job's own target."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, as whoever ran it knows.
+
+    `stop_reason` says which condition of `stop` was met, or what went wrong; `started_at` is the
+    wall-clock time of the start, ISO 8601.
+    """
+
+    stop_reason: str
+    message: str = ""
+    succeeded: bool = True
+    started_at: str = ""
+
+
+def summarise(
+    run: RunDescription,
+    tally: RunTally,
+    *,
+    ending: Ending,
+    models: Sequence[SavedModel] = (),
+    environment: EnvironmentReport | None = None,
+    reference: Mapping[str, Any] | None = None,
+    bad_line_count: int = 0,
+) -> Json:
+    """The summary as `summary.json` holds it.
+
+    `reference` is the summary of the same job on a single worker: speed-up is measured against
+    it, and is left out without it.
+    """
+    workers = [tally.workers[rank] for rank in sorted(tally.workers)]
+    mean = mean_over_replicas([worker.accuracy_curve.points() for worker in workers])
+    summary: Json = {
+        "schema_version": SCHEMA_VERSION,
+        "job": {
+            "name": run.key.name,
+            "namespace": run.key.namespace,
+            "run_id": run.key.run_id,
+            "spec_hash": run.spec_hash,
+        },
+        "ending": _ending(ending),
+        "included_sites": sorted({site for model in models for site in model.sites}),
+        "models": [_model(model) for model in models],
+        "time_s": tally.end_s,
+        **_totals(workers),
+        "accuracy": _accuracy(workers, models),
+        "target": _level(mean, workers, run.target_accuracy) if run.target_accuracy else None,
+        "levels": [_level(mean, workers, level) for level in LEVELS],
+        "drift": _drift(tally.drift_curve.points()),
+        "workers": [_worker(run, worker) for worker in workers],
+        "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
+        "bad_line_count": bad_line_count,
+        "environment": environment_document(environment) if environment else None,
+    }
+    summary["scalability"] = scalability(summary, reference) if reference else None
+    return summary
+
+
+def schema() -> Json:
+    """The JSON schema of the summary (draft 2020-12)."""
+    text = resources.files(__package__).joinpath("summary.schema.json").read_text("utf-8")
+    document: Json = json.loads(text)
+    return document
+
+
+def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Json:
+    """Speed-up X on Y workers, and X/Y, against one worker (or few).
+
+    In time to the highest accuracy that both reached, where there is one, and in samples/s.
+    """
+    workers = len(summary["workers"])
+    own = {entry["accuracy"]: entry["time_s"] for entry in summary["levels"]}
+    other = {entry["accuracy"]: entry["time_s"] for entry in reference["levels"]}
+    both = [level for level in own if own[level] and other.get(level)]
+    level = max(both, default=None)
+    speed_up = other[level] / own[level] if level is not None else None
+    rate = reference["samples_per_s"]
+    return {
+        "workers": workers,
+        "reference_workers": len(reference["workers"]),
+        "accuracy": level,
+        "speed_up": speed_up,
+        "efficiency": speed_up / workers if speed_up is not None else None,
+        "throughput_ratio": summary["samples_per_s"] / rate if rate else None,
+    }
+
+
+def _ending(ending: Ending) -> Json:
+    return {
+        "stop_reason": ending.stop_reason,
+        "message": ending.message,
+        "succeeded": ending.succeeded,
+        "started_at": ending.started_at,
+    }
+
+
+def _model(model: SavedModel) -> Json:
+    return {
+        "site": model.site,
+        "path": model.path,
+        "model": model.model,
+        "accuracy": finite(model.accuracy),
+        "averaged_accuracy": finite(model.averaged_accuracy),
+        "ranks": list(model.ranks),
+        "sites": list(model.sites),
+        "samples": model.samples,
+    }
+
+
+def _totals(workers: Sequence[WorkerTally]) -> Json:
+    stepped = [worker for worker in workers if worker.steps]
+    cpu_s = sum(worker.cpu_s for worker in workers)
+    span_s = (
+        max(worker.last_step_s for worker in stepped) - min(worker.started_s for worker in stepped)
+        if stepped
+        else 0.0
+    )
+    samples = sum(worker.samples for worker in workers)
+    return {
+        "training_s": max(span_s, 0.0),
+        "steps": sum(worker.steps for worker in workers),
+        "samples": samples,
+        "samples_per_s": samples / span_s if span_s > 0 else 0.0,
+        "sent_bytes": sum(worker.sent_bytes for worker in workers),
+        "exchange_cpu_fraction": (
+            sum(worker.exchange_cpu_s for worker in workers) / cpu_s if cpu_s > 0 else None
+        ),
+    }
+
+
+def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SavedModel]) -> Json:
+    """Over replicas, each by its final evaluation, or its last where it has no final one."""
+    final = {
+        worker.rank: worker.last_evaluation.accuracy
+        for worker in workers
+        if worker.last_evaluation is not None and math.isfinite(worker.last_evaluation.accuracy)
+    }
+    averaged = max((model.averaged_accuracy for model in models), default=None)
+    return {
+        "mean": float(np.mean(list(final.values()))) if final else None,
+        "min": min(final.values(), default=None),
+        "max": max(final.values(), default=None),
+        "best_rank": max(final, key=lambda rank: final[rank], default=None),
+        "replicas": len(final),
+        "averaged_model": finite(averaged),
+    }
+
+
+def _level(mean: Points, workers: Sequence[WorkerTally], accuracy: float) -> Json:
+    """When the mean over replicas reached that accuracy, and what had been sent by then."""
+    time_s = first_time_at(mean, accuracy)
+    sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
+    return {"accuracy": accuracy, "time_s": time_s, "sent_bytes": sent}
+
+
+def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
+    """Bytes that all workers together had sent by those times; nothing was sent at time 0."""
+    total = np.zeros(len(times_s))
+    for worker in workers:
+        points = worker.sent_curve.points()
+        if len(points):
+            begin = np.zeros((1, points.shape[1]))
+            total += at_times(np.concatenate((begin, points)), times_s)
+    return total
+
+
+def _drift(points: Points) -> Json:
+    return {
+        "last": float(points[-1, 1]) if len(points) else None,
+        "max": float(points[:, 1].max()) if len(points) else None,
+        "comparisons": len(points),
+    }
+
+
+def _worker(run: RunDescription, worker: WorkerTally) -> Json:
+    evaluation = worker.last_evaluation
+    identity = run.workers[worker.rank] if 0 <= worker.rank < len(run.workers) else None
+    return {
+        "rank": worker.rank,
+        "name": run.worker_name(worker.rank),
+        "site": identity.site if identity else "",
+        "group": identity.group if identity else "",
+        "incarnations": len(worker.incarnations),
+        "steps": worker.steps,
+        "samples": worker.samples,
+        "samples_per_s": worker.samples_per_s,
+        "mean_loss": worker.loss_sum / worker.loss_count if worker.loss_count else None,
+        "last_loss": finite(worker.last_loss),
+        "accuracy": {
+            "final": finite(evaluation.accuracy) if evaluation else None,
+            "best": finite(worker.best_accuracy),
+            "evaluated_samples": evaluation.evaluated_samples if evaluation else 0,
+            "classes": [finite(a) for a in evaluation.class_accuracy] if evaluation else [],
+        },
+        "batch_size": {
+            "min": worker.batch_min,
+            "max": worker.batch_max,
+            "last": worker.batch_last,
+        },
+        "compute_s": worker.compute_s,
+        "waited_s": worker.waited_s,
+        "cpu_s": worker.cpu_s,
+        "exchange_cpu_s": worker.exchange_cpu_s,
+        "sent_bytes": worker.sent_bytes,
+        "links": [_link(peer, worker.links[peer]) for peer in sorted(worker.links)],
+    }
+
+
+def _link(peer: int, link: LinkTally) -> Json:
+    return {
+        "peer": peer,
+        "sent_bytes": link.sent_bytes,
+        "acknowledged_bytes": link.acknowledged_bytes,
+        "most_unacknowledged_bytes": link.most_unacknowledged_bytes,
+        "most_queued_bytes": link.most_queued_bytes,
+        "dropped_messages": link.dropped_messages,
+        "last_budget_bytes": link.budget_bytes,
+        "last_bandwidth_bytes_per_s": finite(link.bandwidth_bytes_per_s),
+    }

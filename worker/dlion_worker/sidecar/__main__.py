@@ -1,0 +1,86 @@
+"""`python -m dlion_worker.sidecar --config FILE`: the sidecar of one worker.
+
+Puts the parts together and turns errors into exit codes. Ends in order on SIGTERM and SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+from dlion_api.errors import ContractError, Problem, SpecError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job, load_job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.sidecar.process import Sidecar
+
+_LOG = logging.getLogger("dlion_worker.sidecar")
+
+
+def main() -> int:
+    """Exit code of the process."""
+    arguments = _arguments()
+    logging.basicConfig(
+        level=arguments.log_level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        config = WorkerConfig.load(arguments.config)
+        job = _job(config)
+        asyncio.run(_serve(config, job, arguments))
+    except SpecError as error:
+        _LOG.error("%s", error)
+        return ExitCode.SPEC
+    except ContractError as error:
+        _LOG.error("%s", error)
+        return ExitCode.SPEC
+    except (UnavailableError, OSError) as error:
+        _LOG.error("%s", error)
+        return ExitCode.UNAVAILABLE
+    return ExitCode.OK
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m dlion_worker.sidecar", description=__doc__)
+    parser.add_argument("--config", required=True, help="the worker's configuration file")
+    parser.add_argument(
+        "--metrics-host", default=None, help="where metrics are served; default: listen_host"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, help="0: any; the log names the one chosen"
+    )
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING"])
+    return parser.parse_args()
+
+
+def _job(config: WorkerConfig) -> Job:
+    job = load_job(config.job_document, source="job_document")
+    ranks = [worker.rank for worker in job.workers()]
+    if config.rank not in ranks:
+        problem = Problem(
+            "rank", "is no worker of the job", value=str(config.rank), allowed=f"0 to {ranks[-1]}"
+        )
+        raise SpecError([problem], source="worker configuration")
+    return job
+
+
+async def _serve(config: WorkerConfig, job: Job, arguments: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stopped.set)
+    sidecar = Sidecar(
+        config,
+        job,
+        metrics_host=arguments.metrics_host or config.listen_host,
+        metrics_port=arguments.metrics_port,
+    )
+    await sidecar.run(stopped)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

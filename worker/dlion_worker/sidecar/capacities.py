@@ -1,0 +1,97 @@
+"""The capacities of all workers: this one's as published, the others' as they said.
+
+Owns what counts as a change worth telling. Called by the director. Pure; sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.names import Rank
+from dlion_worker.sidecar.capacity import CapacityEstimate
+
+PUBLISH_FRACTION = 0.02
+"""A smaller change waits for the next regular telling."""
+
+
+class Capacities:
+    """Who computes how fast. All sidecars work with *published* values, their own included: the
+    same inputs then give the same shares everywhere."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._known: dict[Rank, Capacity] = {}
+        self._incarnation: dict[Rank, int] = {}
+
+    def publish(
+        self,
+        estimate: CapacityEstimate,
+        iteration: int,
+        *,
+        regular: bool,
+        training_set_samples: int = 0,
+    ) -> bool:
+        """Takes this worker's own estimate; whether the published value changed enough to be told
+        at once. `regular`: it is time for a telling anyway, so small changes go out too."""
+        known = self._known.get(self._rank)
+        value = estimate.samples_per_s
+        if known is not None and known.training_set_samples == training_set_samples:
+            change = abs(value - known.samples_per_s)
+            if change <= (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s):
+                return False
+        self._known[self._rank] = Capacity(
+            self._rank,
+            value,
+            estimate.window_s,
+            estimate.source,
+            iteration,
+            training_set_samples,
+        )
+        return True
+
+    def own(self) -> Capacity:
+        """This worker's published capacity, for its peers."""
+        return self._known.get(
+            self._rank, Capacity(self._rank, 0.0, 0.0, CapacitySource.UNKNOWN, 0)
+        )
+
+    def learn(self, capacity: Capacity, incarnation: int) -> bool:
+        """Takes what a peer said of itself; whether that is news (not older than what is known)."""
+        if capacity.source is CapacitySource.UNKNOWN or capacity.samples_per_s <= 0:
+            return False
+        known = self._known.get(capacity.rank)
+        age = (incarnation, capacity.iteration)
+        if known is not None and age < (self._incarnation.get(capacity.rank, 0), known.iteration):
+            return False
+        self._incarnation[capacity.rank] = incarnation
+        self._known[capacity.rank] = capacity
+        return (
+            known is None
+            or known.samples_per_s != capacity.samples_per_s
+            or known.training_set_samples != capacity.training_set_samples
+        )
+
+    def resume(self, samples_per_s: dict[Rank, float]) -> None:
+        """Begins from what an earlier sidecar knew, where nothing is known yet."""
+        for rank, value in samples_per_s.items():
+            if value > 0:
+                capacity = Capacity(rank, value, 0.0, CapacitySource.RATE, 0)
+                self._known.setdefault(rank, capacity)
+
+    def among(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
+        """Samples per second of those workers; who is not known yet counts as the others' mean."""
+        wanted = sorted(set(ranks))
+        known = self.known(wanted)
+        mean = sum(known.values()) / len(known) if known else 1.0
+        return {rank: known.get(rank, mean) for rank in wanted}
+
+    def training_set_samples(self, ranks: Iterable[Rank]) -> int:
+        """All workers' samples: the mean of what those workers have published; 0: nothing yet."""
+        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        told = [one.training_set_samples for one in known if one.training_set_samples]
+        return round(sum(told) / len(told)) if told else 0
+
+    def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
+        """Samples per second of those of them that are known."""
+        return {rank: self._known[rank].samples_per_s for rank in ranks if rank in self._known}

@@ -1,0 +1,232 @@
+"""What the trainer is told: batch size and link budgets, from all that is known here.
+
+Owns the sidecar's state. Called by the local server (what the trainer says), the measuring service
+and the peer caller (what other sidecars say, and probes). Pure: time is an argument; whoever calls
+carries out what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dlion_api.local_messages import TrainerRecord
+from dlion_api.measurements import (
+    Capacity,
+    CpuAllowance,
+    Directive,
+    LinkDelivery,
+    MeasuringEndpoint,
+    Peers,
+    StepTiming,
+)
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_worker.policies.batching import BatchShares, GlobalBatchController
+from dlion_worker.sidecar.budgets import LinkBudgets
+from dlion_worker.sidecar.capacities import Capacities
+from dlion_worker.sidecar.capacity import CapacityEstimator
+from dlion_worker.sidecar.reasons import reason_for
+
+SHARE_TOLERANCE_FRACTION = 0.03
+BUDGET_TOLERANCE_FRACTION = 0.05
+REGULAR_S = 5.0
+"""Capacities are published at least this often, however little they change."""
+
+IDLE_LINK_S = 30.0
+PROBE_RETRY_S = 10.0
+
+
+class Director:
+    """One worker's sidecar without its sockets."""
+
+    def __init__(self, job: Job, rank: Rank) -> None:
+        self._job, self._rank = job, rank
+        self._estimator = CapacityEstimator()
+        self.capacities = Capacities(rank)
+        self.links = LinkBudgets(shared_uplink=_shared_uplink(job))
+        self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
+        self._shares = BatchShares(
+            weighted=job.spec.batching.policy == "weighted",
+            tolerance_fraction=SHARE_TOLERANCE_FRACTION,
+        )
+        self._batches: Mapping[Rank, int] = {}
+        self._membership: Membership | None = None
+        self._training_set_samples = 0
+        self._iteration = 0
+        self._version = 0
+        self._published_s = float("-inf")
+        self._looked_at_s: dict[Rank, float] = {}
+        self.directive: Directive | None = None
+        self.allowance: CpuAllowance | None = None
+        self.steps_total = 0
+        self.samples_total = 0
+
+    # ---- what has happened ---------------------------------------------------------------------
+
+    def trainer_started(self) -> None:
+        """A trainer connected: this one restarted, or the first."""
+        self._estimator.trainer_started()
+
+    def handle(self, record: TrainerRecord | MeasuringEndpoint, now_s: float) -> Directive | None:
+        """Takes one record of the trainer; a new directive if that changes what it should do."""
+        match record:
+            case StepTiming():
+                self._step(record, now_s)
+            case LinkDelivery():
+                self.links.deliver(record)
+                if record.busy_bytes > 0:
+                    self._looked_at_s[record.peer] = now_s
+                return None  # budgets are made when the iteration's reports are complete
+            case CpuAllowance():
+                self.allowance = record
+                self._estimator.set_allowance(record)
+                self._publish(now_s)
+            case Peers():
+                self._membership = record.membership
+                self._training_set_samples = record.training_set_samples
+                self.links.set_peers(member.identity.rank for member in self.peers())
+            case Directive():
+                self._resume(record)
+            case MeasuringEndpoint():
+                pass
+        return self._direct()
+
+    def heard(self, capacity: Capacity, incarnation: int) -> Directive | None:
+        """Takes what a peer's sidecar said of its worker."""
+        return self._direct() if self.capacities.learn(capacity, incarnation) else None
+
+    def probed(
+        self, peer: Rank, busy_bytes: int, receiver_busy_s: float, now_s: float
+    ) -> Directive | None:
+        """Takes the outcome of a probe."""
+        self._looked_at_s[peer] = now_s
+        self.links.probed(peer, busy_bytes, receiver_busy_s)
+        return self._direct()
+
+    # ---- what is known -------------------------------------------------------------------------
+
+    def peers(self) -> tuple[Member, ...]:
+        """The other workers whose links may be used."""
+        members = () if self._membership is None else self._membership.ready()
+        return tuple(member for member in members if member.identity.rank != self._rank)
+
+    def incarnation(self) -> int:
+        """Which start of this worker the membership knows; 0 before it joined."""
+        own = None if self._membership is None else self._membership.member(self._rank)
+        return 0 if own is None else own.incarnation
+
+    def link_to_probe(self, now_s: float) -> Member | None:
+        """A peer whose link nobody has used for a while, one at a time; None: all are known.
+
+        Asking counts as probing: a probe that fails is not repeated at once.
+        """
+        for member in self.peers():
+            rank = member.identity.rank
+            known = rank in self.links.bandwidths()
+            looked_at_s = self._looked_at_s.get(rank, float("-inf"))
+            if now_s - looked_at_s >= (IDLE_LINK_S if known else PROBE_RETRY_S):
+                self._looked_at_s[rank] = now_s
+                return member
+        return None
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _step(self, step: StepTiming, now_s: float) -> None:
+        self._iteration = step.iteration
+        self.steps_total += 1
+        self.samples_total += step.samples
+        self._estimator.add_step(step)
+        own_s = step.compute_s if step.waited_s is None else step.wall_s - step.waited_s
+        self.links.end_round(wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()))
+        self._publish(now_s)
+
+    def _slowest_s(self) -> float:
+        """Compute time of the peer that all wait for, where all wait: links go on meanwhile.
+
+        Batches cannot even out what a step costs whatever its batch. It is still compute time:
+        what sending costs is not in it, so a full link does not raise its own budget.
+        """
+        if self._job.spec.synchronization.mode == "asynchronous" or self.directive is None:
+            return 0.0
+        known = self.capacities.known(self._active())
+        times = [
+            self._batches[rank] / rate for rank, rate in known.items() if rank in self._batches
+        ]
+        return max(times, default=0.0)
+
+    def _publish(self, now_s: float) -> None:
+        estimate = self._estimator.estimate()
+        if estimate is None:
+            return
+        regular = now_s - self._published_s >= REGULAR_S
+        if self.capacities.publish(
+            estimate,
+            self._iteration,
+            regular=regular,
+            training_set_samples=self._training_set_samples,
+        ):
+            self._published_s = now_s
+
+    def _resume(self, directive: Directive) -> None:
+        """A trainer told what an earlier sidecar had told it: go on from there."""
+        if directive.version <= self._version:
+            return
+        self._version = directive.version
+        self.directive = directive
+        self.capacities.resume(dict(directive.capacities))
+        self.links.set_peers(directive.bandwidth_bytes_per_s)
+        self.links.resume(directive.bandwidth_bytes_per_s)
+
+    def _active(self) -> list[Rank]:
+        """Workers among whom the batch is shared out: until the first step everybody who may
+        still come, later only those who are there."""
+        if self._membership is None:
+            return []
+        if self._iteration > 0:
+            return [self._rank, *(member.identity.rank for member in self.peers())]
+        gone = {m.identity.rank for m in self._membership.members if m.state != MemberState.READY}
+        ranks = {worker.rank for worker in self._job.workers()}
+        return sorted(ranks - gone | {self._rank})
+
+    def _direct(self) -> Directive | None:
+        """A new directive if it would differ from the last one by more than noise."""
+        active = self._active()
+        if not active:
+            return None
+        # What all have published, so that sidecars agree on the batch where data come to one.
+        samples = self.capacities.training_set_samples(active) or self._training_set_samples
+        global_size = self._global_batch.at(self._iteration + 1, samples)
+        shares = self._batches = self._shares.update(global_size, self.capacities.among(active))
+        wanted = Directive(
+            version=self._version + 1,
+            local_batch_size=shares[self._rank],
+            global_batch_size=global_size,
+            budget_bytes=self.links.budgets(),
+            capacities=self.capacities.known(active),
+            bandwidth_bytes_per_s=self.links.bandwidths(),
+        )
+        if self.directive is not None and not _differs(self.directive, wanted):
+            return None
+        self.directive = replace(wanted, reason=reason_for(self.directive, wanted))
+        self._version = wanted.version
+        return self.directive
+
+
+def _differs(last: Directive, wanted: Directive) -> bool:
+    if (last.local_batch_size, last.global_batch_size) != (
+        wanted.local_batch_size,
+        wanted.global_batch_size,
+    ):
+        return True
+    if last.budget_bytes.keys() != wanted.budget_bytes.keys():
+        return True
+    return any(
+        abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
+        for peer, budget in last.budget_bytes.items()
+    )
+
+
+def _shared_uplink(job: Job) -> bool | None:
+    return {"sharedUplink": True, "perPeer": False}.get(job.spec.network.link_shape)

@@ -1,0 +1,141 @@
+"""What a sidecar answers its peers' sidecars: capacities, and how fast a probe arrived.
+
+Owns the checks on who calls and what is said: a peer's message is untrusted input. Called by
+gRPC; hands capacities on. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.sidecar.peer_words import MOST_PROBE_BYTES, OwnWorker, from_wire, to_wire
+
+_LOG = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
+    """The service of one sidecar."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        rank: Rank,
+        worker: OwnWorker,
+        credentials: WorkerCredentials,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._key = job.key
+        self._identities = {w.rank: w for w in job.workers() if w.rank != rank}
+        self._worker, self._credentials, self._clock = worker, credentials, clock
+        self._verified: dict[Rank, bytes] = {}
+
+    async def Share(  # noqa: N802 - gRPC's name
+        self, request: measuring_pb2.CapacityShare, context: Context
+    ) -> measuring_pb2.CapacityShare:
+        """Takes a peer's capacity, gives this worker's."""
+        try:
+            self._check_caller(request.run, request.rank, context)
+            capacity = from_wire(request, self._key, Rank(request.rank))
+        except ContractError as error:
+            await self._refuse(context, error)
+        self._worker.heard(capacity, request.incarnation)
+        return to_wire(self._worker.own(), self._key, self._worker.incarnation())
+
+    async def Probe(  # noqa: N802 - gRPC's name
+        self,
+        request_iterator: AsyncIterator[measuring_pb2.ProbeChunk],
+        context: Context,
+    ) -> measuring_pb2.ProbeResult:
+        """Bytes after the first chunk, and the time in which they arrived here."""
+        first_s, last_s, total, rest = 0.0, 0.0, 0, 0
+        async for chunk in request_iterator:
+            last_s = self._clock()
+            if total == 0:
+                first_s = last_s
+                try:
+                    self._check_caller(chunk.run, chunk.rank, context)
+                except ContractError as error:
+                    await self._refuse(context, error)
+            else:
+                rest += len(chunk.payload)
+            total += max(1, len(chunk.payload))
+            if total > MOST_PROBE_BYTES:
+                too_long = ContractError(f"a probe of more than {MOST_PROBE_BYTES} bytes")
+                await self._refuse(context, too_long)
+        return measuring_pb2.ProbeResult(
+            busy_bytes=rest, receiver_busy_micros=round(1e6 * (last_s - first_s))
+        )
+
+    def _check_caller(self, run: str, rank: int, context: Context) -> None:
+        identity = self._identities.get(Rank(rank))
+        if identity is None or run != str(self._key):
+            raise ContractError(f"caller: run {run[:80]!r} worker {rank} is no peer of {self._key}")
+        if not self._credentials.enabled:
+            return
+        shown = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+        if self._verified.get(identity.rank) != shown:  # once per certificate, not per call
+            self._credentials.check_peer(shown, identity, self._key)
+            self._verified[identity.rank] = shown
+
+    async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
+        self._worker.refused()
+        _LOG.warning("refused: %s", error)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise error  # abort does not return; its types do not say so
+
+
+class MeasuringServer:
+    """The service on a port."""
+
+    def __init__(self, service: MeasuringService, credentials: WorkerCredentials) -> None:
+        options = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=256)
+        measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
+            service, self._server
+        )
+        self._credentials = credentials
+
+    async def start(self, host: str, *, preferred_port: int) -> int:
+        """Listens; its port: the preferred one, or any where that is taken (or 0).
+
+        Raises: OSError where the address cannot be had.
+        """
+        try:
+            port = self._bind(host, preferred_port)
+        except RuntimeError as error:
+            if not preferred_port:
+                where = f"{host}: {error}"
+                raise OSError(f"cannot listen for other sidecars at {where}") from error
+            return await self.start(host, preferred_port=0)
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """Ends the service; calls under way have a moment to finish."""
+        await self._server.stop(grace=0.2)
+
+    def _bind(self, host: str, port: int) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        secure = self._credentials.server()
+        if secure is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, secure)

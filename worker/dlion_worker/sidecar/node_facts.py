@@ -1,0 +1,150 @@
+"""What the machine says of itself: CPU limits, pressure, frequency, temperature, memory.
+
+Owns where these stand under /proc and /sys, in control groups of both versions. Called when
+metrics are read. Every fact may be missing (a virtual machine has no thermometer): then it is None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 spells "no limit" as a number near 2**63."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A reading. Pressure is the share of the last ten seconds that some task waited."""
+
+    quota_cores: float | None = None
+    cpu_weight: float | None = None
+    """In units of version 2, where 100 is the default (version 1: 1024 shares)."""
+    cpu_pressure_ratio: float | None = None
+    memory_pressure_ratio: float | None = None
+    frequency_hertz: float | None = None
+    temperature_celsius: float | None = None
+    memory_total_bytes: float | None = None
+    memory_available_bytes: float | None = None
+    memory_limit_bytes: float | None = None
+
+
+def read_node_facts(root: Path = Path("/")) -> NodeFacts:
+    """All that can be read now. `root` stands for `/`."""
+    groups = _groups(root)
+    memory = _memory(root)
+    return NodeFacts(
+        quota_cores=_quota_cores(groups),
+        cpu_weight=_cpu_weight(groups),
+        cpu_pressure_ratio=_pressure(root, "cpu"),
+        memory_pressure_ratio=_pressure(root, "memory"),
+        frequency_hertz=_frequency(root),
+        temperature_celsius=_temperature(root),
+        memory_total_bytes=memory.get("MemTotal"),
+        memory_available_bytes=memory.get("MemAvailable"),
+        memory_limit_bytes=_memory_limit(groups),
+    )
+
+
+def read_quota_cores(root: Path = Path("/")) -> float | None:
+    """The hard CPU quota of this process's control group, if it has one."""
+    return _quota_cores(_groups(root))
+
+
+def read_throttled_s(root: Path = Path("/")) -> float:
+    """How long quotas have held this process's control group so far, over all processors."""
+    held_s = []
+    for controller in ("cpu", ""):
+        for group in _groups(root).get(controller, []):
+            stat = _text(group / "cpu.stat") or ""
+            if match := re.search(r"^throttled_time (\d+)$", stat, re.MULTILINE):
+                held_s.append(int(match[1]) / 1e9)
+            if match := re.search(r"^throttled_usec (\d+)$", stat, re.MULTILINE):
+                held_s.append(int(match[1]) / 1e6)
+    return max(held_s, default=0.0)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _number(path: Path) -> float | None:
+    text = _text(path)
+    return float(text) if text is not None and re.fullmatch(r"-?\d+", text) else None
+
+
+def _groups(root: Path) -> dict[str, list[Path]]:
+    """For each controller ("" is version 2), this process's group and all above it: the tightest
+    limit on the way up holds. Inside a container the path may not exist; then the top does."""
+    groups: dict[str, list[Path]] = {}
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            mounts = [controller] if controller else ["", "unified"]
+            tops = [root / "sys/fs/cgroup" / mount for mount in mounts]
+            top = next((t for t in reversed(tops) if t.is_dir()), tops[0])
+            group = top / path.strip("/")
+            above = [parent for parent in group.parents if parent.is_relative_to(top)]
+            groups[controller] = [group, *above]
+    return groups
+
+
+def _quota_cores(groups: dict[str, list[Path]]) -> float | None:
+    quotas = []
+    for group in groups.get("cpu", []):
+        quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if quota is not None and period and quota > 0:
+            quotas.append(quota / period)
+    for group in groups.get("", []):
+        match = re.fullmatch(r"(\d+) (\d+)", _text(group / "cpu.max") or "")
+        if match and int(match[2]):
+            quotas.append(int(match[1]) / int(match[2]))
+    return min(quotas, default=None)
+
+
+def _cpu_weight(groups: dict[str, list[Path]]) -> float | None:
+    for group in groups.get("", []):
+        if (weight := _number(group / "cpu.weight")) is not None:
+            return weight
+    for group in groups.get("cpu", []):
+        if (shares := _number(group / "cpu.shares")) is not None:
+            return shares * 100 / 1024
+    return None
+
+
+def _memory_limit(groups: dict[str, list[Path]]) -> float | None:
+    limits = [_number(group / "memory.max") for group in groups.get("", [])]
+    limits += [_number(group / "memory.limit_in_bytes") for group in groups.get("memory", [])]
+    return min((x for x in limits if x is not None and x < _UNLIMITED_BYTES), default=None)
+
+
+def _pressure(root: Path, resource: str) -> float | None:
+    match = re.search(r"some avg10=([\d.]+)", _text(root / "proc/pressure" / resource) or "")
+    return float(match[1]) / 100 if match else None
+
+
+def _frequency(root: Path) -> float | None:
+    """Mean over the processors."""
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+    values = [kilohertz for file in files if (kilohertz := _number(file)) is not None]
+    if values:
+        return 1e3 * sum(values) / len(values)
+    megahertz = re.findall(r"cpu MHz\s*:\s*([\d.]+)", _text(root / "proc/cpuinfo") or "")
+    return 1e6 * sum(map(float, megahertz)) / len(megahertz) if megahertz else None
+
+
+def _temperature(root: Path) -> float | None:
+    """The hottest sensor: it is the one that throttles."""
+    files = (root / "sys/class/thermal").glob("thermal_zone[0-9]*/temp")
+    values = [value for file in files if (value := _number(file)) is not None]
+    return max(values) / 1e3 if values else None
+
+
+def _memory(root: Path) -> dict[str, float]:
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    return {name: float(kibibytes) * 1024 for name, kibibytes in lines}

@@ -1,0 +1,189 @@
+"""Calls to the other sidecars: this worker's capacity for theirs, and probes.
+
+Owns one channel and one task per peer. Called by the process, which says who the peers are and
+when there is news. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.membership import Member
+from dlion_api.names import JobKey, Rank
+from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
+from dlion_worker.sidecar.peer_words import (
+    PROBE_CHUNK_BYTES,
+    PROBE_CHUNK_COUNT,
+    OwnWorker,
+    from_wire,
+    to_wire,
+)
+
+_LOG = logging.getLogger(__name__)
+
+REGULAR_S = 5.0
+ANSWER_S = 5.0
+PROBE_S = 20.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+
+
+@dataclass
+class _Link:
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any  # generated without types
+    news: asyncio.Event
+    task: asyncio.Task[None] | None = None
+
+
+class PeerCaller:
+    """Keeps telling every peer this worker's capacity, and hears theirs in the answers."""
+
+    def __init__(
+        self,
+        *,
+        job: JobKey,
+        rank: Rank,
+        worker: OwnWorker,
+        credentials: WorkerCredentials,
+        dial: Callable[[Rank], str | None],
+    ) -> None:
+        """`dial`: the address to take in place of a peer's announced one, if there is one."""
+        self._job, self._rank, self._worker = job, rank, worker
+        self._credentials, self._dial = credentials, dial
+        self._links: dict[Rank, _Link] = {}
+
+    def set_peers(self, members: Iterable[Member]) -> None:
+        """Calls those peers from now on, and no others."""
+        wanted = {m.identity.rank: m for m in members if self._address(m)}
+        for rank, link in list(self._links.items()):
+            if rank not in wanted or self._address(wanted[rank]) != link.address:
+                self._drop(rank)
+        for rank, member in wanted.items():
+            if rank not in self._links:
+                self._add(member)
+
+    def tell(self) -> None:
+        """There is news: every peer is told now, not at its next regular turn."""
+        for link in self._links.values():
+            link.news.set()
+
+    async def probe(self, member: Member) -> tuple[int, float]:
+        """Bytes and seconds of a short train, as that peer saw it arrive.
+
+        Raises: UnavailableError where the peer does not answer; ContractError where its answer
+            makes no sense.
+        """
+        link = self._links.get(member.identity.rank)
+        if link is None:
+            raise UnavailableError(f"sidecar of worker {member.identity.rank}: no address yet")
+        try:
+            result = await link.stub.Probe(self._train(), timeout=PROBE_S)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(_told(member.identity.rank, error)) from error
+        seconds = result.receiver_busy_micros / 1e6
+        most = PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
+        if not 0 < result.busy_bytes <= most or not 0 < seconds <= PROBE_S:
+            raise ContractError(
+                f"sidecar of worker {member.identity.rank}: probe of {result.busy_bytes} bytes in"
+                f" {seconds} s; allowed: up to {most} bytes, up to {PROBE_S:g} s"
+            )
+        return result.busy_bytes, seconds
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        tasks = [link.task for link in self._links.values() if link.task is not None]
+        channels = [link.channel for link in self._links.values()]
+        for rank in list(self._links):
+            self._drop(rank)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in channels:
+            await channel.close()
+
+    def _address(self, member: Member) -> str:
+        return self._dial(member.identity.rank) or member.measuring_address
+
+    def _add(self, member: Member) -> None:
+        rank, address = member.identity.rank, self._address(member)
+        channel = self._channel(member, address)
+        stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
+        link = _Link(address, channel, stub, asyncio.Event())
+        link.task = asyncio.create_task(self._keep_telling(rank, link), name=f"peer {rank}")
+        self._links[rank] = link
+
+    def _channel(self, member: Member, address: str) -> grpc.aio.Channel:
+        options = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            *self._credentials.target_options(member.identity, self._job),
+        ]
+        secure = self._credentials.channel(member.identity.site)
+        if secure is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, secure, options=options)
+
+    def _drop(self, rank: Rank) -> None:
+        link = self._links.pop(rank)
+        if link.task is not None:
+            link.task.cancel()
+
+    async def _keep_telling(self, rank: Rank, link: _Link) -> None:
+        retry_s = FIRST_RETRY_S
+        try:
+            while True:
+                link.news.clear()
+                try:
+                    await self._tell(rank, link)
+                    retry_s = FIRST_RETRY_S
+                    await _until(link.news, _jittered(REGULAR_S))
+                except (grpc.aio.AioRpcError, ContractError) as error:
+                    text = _told(rank, error) if isinstance(error, grpc.aio.AioRpcError) else error
+                    _LOG.log(logging.INFO if retry_s < LAST_RETRY_S else logging.DEBUG, "%s", text)
+                    await asyncio.sleep(_jittered(retry_s))
+                    retry_s = min(LAST_RETRY_S, 2 * retry_s)
+        finally:
+            await link.channel.close()
+
+    async def _tell(self, rank: Rank, link: _Link) -> None:
+        said = to_wire(self._worker.own(), self._job, self._worker.incarnation())
+        answer: measuring_pb2.CapacityShare = await link.stub.Share(said, timeout=ANSWER_S)
+        try:
+            self._worker.heard(from_wire(answer, self._job, rank), answer.incarnation)
+        except ContractError:
+            self._worker.refused()
+            raise
+
+    async def _train(self) -> AsyncIterator[measuring_pb2.ProbeChunk]:
+        # Random, so that nothing on the way compresses it.
+        payload = random.randbytes(PROBE_CHUNK_BYTES)  # noqa: S311 - no secret
+        for _ in range(PROBE_CHUNK_COUNT):
+            yield measuring_pb2.ProbeChunk(run=str(self._job), rank=self._rank, payload=payload)
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _jittered(seconds: float) -> float:
+    """So that peers which started together do not call together."""
+    return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+
+
+def _told(rank: Rank, error: grpc.aio.AioRpcError) -> str:
+    return f"sidecar of worker {rank}: {error.code().name}: {(error.details() or '')[:200]}"

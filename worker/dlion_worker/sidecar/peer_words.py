@@ -1,0 +1,88 @@
+"""What sidecars tell each other, on the wire and off it, and what is refused.
+
+Called by both ends (`measuring_service`, `peer_caller`). No I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from dlion_api.errors import ContractError
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.names import JobKey, Rank
+from dlion_api.wire import measuring_pb2
+
+MOST_SAMPLES_PER_S = 1e9
+MOST_TRAINING_SET_SAMPLES = 1e15
+PROBE_CHUNK_BYTES = 8192
+PROBE_CHUNK_COUNT = 16
+"""128 KiB in all: a tenth of a second at 10 Mbit/s."""
+
+MOST_PROBE_BYTES = 4 * PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
+
+
+class OwnWorker(Protocol):
+    """What both ends need of the worker beside them."""
+
+    def own(self) -> Capacity:
+        """This worker's published capacity."""
+        ...
+
+    def incarnation(self) -> int:
+        """Which start of this worker it is."""
+        ...
+
+    def heard(self, capacity: Capacity, incarnation: int) -> None:
+        """Takes what a peer said of itself."""
+        ...
+
+    def refused(self) -> None:
+        """Counts something that was refused."""
+        ...
+
+
+def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.CapacityShare:
+    """What this sidecar says of its worker."""
+    return measuring_pb2.CapacityShare(
+        run=str(job),
+        rank=capacity.rank,
+        incarnation=incarnation,
+        samples_per_s=capacity.samples_per_s,
+        window_s=capacity.window_s,
+        source=str(capacity.source),
+        iteration=capacity.iteration,
+        training_set_samples=capacity.training_set_samples,
+    )
+
+
+def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -> Capacity:
+    """What that peer said of itself.
+
+    Raises: ContractError where it is of another run or worker, or its numbers make no sense.
+    """
+    who = f"sidecar of worker {expected}"
+    if share.run != str(job) or share.rank != expected:
+        given = f"{share.run[:80]!r} worker {share.rank}"
+        raise ContractError(f"{who}: speaks for {given}; expected {str(job)!r} worker {expected}")
+    for name, value, most in (
+        ("samples_per_s", share.samples_per_s, MOST_SAMPLES_PER_S),
+        ("window_s", share.window_s, MOST_SAMPLES_PER_S),
+        ("training_set_samples", share.training_set_samples, MOST_TRAINING_SET_SAMPLES),
+    ):
+        if not (math.isfinite(value) and 0.0 <= value <= most):
+            raise ContractError(f"{who}: {name} {value}; allowed: 0 to {most:g}")
+    try:
+        source = CapacitySource(share.source)
+    except ValueError:
+        allowed = ", ".join(CapacitySource)
+        text = f"{who}: source {share.source[:40]!r}; allowed: {allowed}"
+        raise ContractError(text) from None
+    return Capacity(
+        expected,
+        share.samples_per_s,
+        share.window_s,
+        source,
+        share.iteration,
+        share.training_set_samples,
+    )

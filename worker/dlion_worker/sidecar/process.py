@@ -1,0 +1,259 @@
+"""A whole sidecar: the director between its sockets.
+
+Owns the order in which parts start and end, and the certificate's renewal. Called by `__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from wsgiref.simple_server import WSGIServer
+
+from cryptography import x509
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.local_messages import SidecarRecord, TrainerRecord
+from dlion_api.measurements import Capacity, Directive, MeasuringEndpoint, Peers
+from dlion_api.spec import Job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.coordination.signing import request_certificate
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.sidecar.director import Director
+from dlion_worker.sidecar.local_server import LocalServer
+from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.metrics import Reading, SidecarMetrics, serve_metrics
+from dlion_worker.sidecar.node_facts import read_node_facts
+from dlion_worker.sidecar.peer_caller import PeerCaller
+
+_LOG = logging.getLogger(__name__)
+
+PROBE_TICK_S = 1.0
+RENEW_AT_FRACTION = 2 / 3
+BACKDATED_S = 600.0
+"""Certificates begin ten minutes before they are signed (design.md section 5)."""
+
+PORT_FILE = "measuring-port"
+"""A sidecar that restarts takes the same port again: its peers need not hear of it."""
+
+
+class Sidecar:
+    """One worker's sidecar; also what the two ends of the measuring service need of it."""
+
+    def __init__(
+        self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
+    ) -> None:
+        self._config, self._job = config, job
+        self._identity = next(w for w in job.workers() if w.rank == config.rank)
+        self._metrics_address = (metrics_host, metrics_port)
+        self._director = Director(job, config.rank)
+        self._endpoint: MeasuringEndpoint | None = None
+        self._caller: PeerCaller | None = None
+        self._refused = 0
+        self._told: Capacity | None = None
+        self._local = LocalServer(
+            config.socket_path, on_record=self._take, on_connected=self._first_words
+        )
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Serves until stopped.
+
+        Raises: SpecError where the socket path will not do; OSError where an address cannot be
+            had; ContractError where the coordinator refuses this worker for good.
+        """
+        await self._local.start()
+        try:
+            metrics = self._serve_metrics()
+            try:
+                await self._measure(stopped)
+            finally:
+                metrics.shutdown()
+                metrics.server_close()
+        finally:
+            await self._local.close()
+
+    # ---- what the measuring service and the caller need ----------------------------------------
+
+    def own(self) -> Capacity:
+        """This worker's published capacity."""
+        return self._director.capacities.own()
+
+    def incarnation(self) -> int:
+        """Which start of this worker the membership knows."""
+        return self._director.incarnation()
+
+    def heard(self, capacity: Capacity, incarnation: int) -> None:
+        """A peer's sidecar told its worker's capacity."""
+        self._issue(self._director.heard(capacity, incarnation))
+
+    def refused(self) -> None:
+        """Something was refused."""
+        self._refused += 1
+
+    # ---- trainer -------------------------------------------------------------------------------
+
+    def _first_words(self) -> tuple[SidecarRecord, ...]:
+        self._director.trainer_started()
+        words = (self._endpoint, self._director.directive)
+        return tuple(word for word in words if word is not None)
+
+    def _take(self, record: TrainerRecord) -> None:
+        self._issue(self._director.handle(record, time.monotonic()))
+        if self._caller is None:
+            return
+        if isinstance(record, Peers):
+            self._caller.set_peers(self._director.peers())
+        if self.own() is not self._told:
+            self._told = self.own()
+            self._caller.tell()
+
+    def _issue(self, directive: Directive | None) -> None:
+        if directive is not None:
+            _LOG.info("directive %d: %s", directive.version, directive.reason)
+            self._local.tell(directive)
+
+    # ---- peers ---------------------------------------------------------------------------------
+
+    async def _measure(self, stopped: asyncio.Event) -> None:
+        """Serves and calls peers, with a fresh certificate whenever two thirds of one are over."""
+        while not stopped.is_set():
+            credentials = await self._credentials(stopped)
+            if credentials is None:
+                return
+            async with self._connected(credentials):
+                await self._probe_until(stopped, _renewal_s(credentials))
+
+    async def _credentials(self, stopped: asyncio.Event) -> WorkerCredentials | None:
+        """None: stopped before the coordinator answered."""
+        if self._job.spec.tls.mode == "Disabled":
+            return WorkerCredentials.insecure()
+        key = WorkerKey()
+        try:
+            signed = await asyncio.to_thread(
+                request_certificate,
+                self._config,
+                job=self._job.key,
+                worker=self._identity,
+                csr_pem=key.csr_pem(),
+                role="sidecar",
+                stopped=stopped.is_set,
+            )
+        except UnavailableError:
+            if stopped.is_set():
+                return None
+            raise
+        return WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, credentials: WorkerCredentials) -> AsyncIterator[None]:
+        service = MeasuringService(
+            job=self._job, rank=self._config.rank, worker=self, credentials=credentials
+        )
+        server = MeasuringServer(service, credentials)
+        port = await server.start(self._config.listen_host, preferred_port=self._preferred_port())
+        self._port_file.write_text(f"{port}\n")
+        endpoint = MeasuringEndpoint(_address(self._config.advertise_host, port))
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
+            self._local.tell(endpoint)
+            _LOG.info("answering other sidecars at %s", endpoint.address)
+        self._caller = PeerCaller(
+            job=self._job.key,
+            rank=self._config.rank,
+            worker=self,
+            credentials=credentials,
+            dial=lambda rank: self._config.link_address(rank, "measuring"),
+        )
+        self._caller.set_peers(self._director.peers())
+        try:
+            yield
+        finally:
+            caller, self._caller = self._caller, None
+            await caller.close()
+            await server.stop()
+
+    @property
+    def _port_file(self) -> Path:
+        return Path(self._config.state_dir) / PORT_FILE
+
+    def _preferred_port(self) -> int:
+        """The port that the configuration names, else the one that this worker had before."""
+        if self._config.measuring_port:
+            return self._config.measuring_port
+        try:
+            text = self._port_file.read_text().strip()
+        except OSError:
+            return 0
+        return int(text) if text.isdecimal() and 0 < int(text) < 65536 else 0
+
+    async def _probe_until(self, stopped: asyncio.Event, seconds: float | None) -> None:
+        """Probes links that have been idle, one at a time, until stopped or time is up."""
+        end_s = None if seconds is None else time.monotonic() + seconds
+        while not stopped.is_set() and (end_s is None or time.monotonic() < end_s):
+            while await self._probe_one():
+                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_TICK_S):
+                    await stopped.wait()
+
+    async def _probe_one(self) -> bool:
+        """Whether there was a link to probe (asking for one counts, so this comes to an end)."""
+        member = self._director.link_to_probe(time.monotonic())
+        if member is None or self._caller is None:
+            return False
+        rank = member.identity.rank
+        try:
+            busy_bytes, seconds = await self._caller.probe(member)
+        except (UnavailableError, ContractError) as error:
+            _LOG.info("%s", error)
+            return True
+        _LOG.info("link to %d alone: %.3g MB/s", rank, busy_bytes / seconds / 1e6)
+        self._issue(self._director.probed(rank, busy_bytes, seconds, time.monotonic()))
+        return True
+
+    # ---- metrics -------------------------------------------------------------------------------
+
+    def _serve_metrics(self) -> WSGIServer:
+        host, port = self._metrics_address
+        metrics = SidecarMetrics(
+            job=self._job.key,
+            site=self._identity.site,
+            sites={worker.rank: worker.site for worker in self._job.workers()},
+            read=self._reading,
+        )
+        server, _ = serve_metrics(metrics, host=host, port=port)
+        _LOG.info("metrics at http://%s/metrics", _address(host, server.server_port))
+        return server
+
+    def _reading(self) -> Reading:
+        director = self._director
+        return Reading(
+            capacity=self.own(),
+            directive=director.directive,
+            allowance=director.allowance,
+            steps=director.steps_total,
+            samples=director.samples_total,
+            iteration_s=director.links.iteration_s(),
+            trainer_connected=self._local.connected(),
+            refused=self._refused,
+            node=read_node_facts(),
+        )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _renewal_s(credentials: WorkerCredentials) -> float | None:
+    """Seconds until the certificate has lived two thirds of its life; None without one.
+
+    Reckoned from its length, not from this machine's wall clock: it was signed just now.
+    """
+    if not credentials.enabled:
+        return None
+    certificate = x509.load_pem_x509_certificates(credentials.certificate_chain_pem)[0]
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    return RENEW_AT_FRACTION * life.total_seconds() - BACKDATED_S

@@ -1,0 +1,97 @@
+"""An amount per second, over a window as long as the rate stays the same.
+
+Owns the one estimator under capacities, link rates and iteration times. Pure: durations are
+arguments. Does not know what is counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass
+class _Bucket:
+    amount: float
+    seconds: float
+
+
+class ChangingRate:
+    """Amount divided by time over a sliding window that forgets the past when the rate changes.
+
+    The window grows to `most_s`. Whenever its newest part (at least `least_s` long) differs by
+    more than `change_fraction` from the rest, the rest is dropped: a change then shows as soon as
+    it can be told from chance, and a steady rate still has the long window's precision. Never a
+    median: a CFS quota hides behind one (design.md section 6).
+
+    Source: ours, a two-window change detection.
+    """
+
+    def __init__(
+        self,
+        *,
+        least_s: float,
+        most_s: float,
+        change_fraction: float,
+        least_amount: float = float("inf"),
+    ) -> None:
+        """`least_amount` of whatever is counted is enough of a window too, however short."""
+        self._least_s = least_s
+        self._most_s = most_s
+        self._change_fraction = change_fraction
+        self._least_amount = least_amount
+        self._buckets: deque[_Bucket] = deque()
+
+    def add(self, amount: float, seconds: float) -> None:
+        """Takes one observation; those shorter than a tenth of `least_s` are merged into one."""
+        if seconds <= 0.0:
+            return
+        newest = self._buckets[-1] if self._buckets else None
+        if newest is not None and newest.seconds < self._least_s / 10:
+            newest.amount += amount
+            newest.seconds += seconds
+        else:
+            self._buckets.append(_Bucket(amount, seconds))
+        self._forget()
+
+    def clear(self) -> None:
+        """Forgets everything: what is measured has been replaced."""
+        self._buckets.clear()
+
+    @property
+    def window_s(self) -> float:
+        """Time that the estimate stands on."""
+        return sum(bucket.seconds for bucket in self._buckets)
+
+    def rate(self) -> float | None:
+        """Amount per second; None until there is a window worth the name."""
+        amount = sum(bucket.amount for bucket in self._buckets)
+        seconds = self.window_s
+        return amount / seconds if self._enough(amount, seconds) else None
+
+    def _enough(self, amount: float, seconds: float) -> bool:
+        return seconds >= self._least_s or (seconds > 0 and amount >= self._least_amount)
+
+    def _forget(self) -> None:
+        window_s = self.window_s
+        while len(self._buckets) > 1 and window_s - self._buckets[0].seconds >= self._most_s:
+            window_s -= self._buckets.popleft().seconds
+        recent_count, recent = self._recent()
+        older = list(self._buckets)[:-recent_count]
+        if not older:
+            return
+        older_rate = sum(b.amount for b in older) / sum(b.seconds for b in older)
+        recent_rate = recent.amount / recent.seconds
+        if abs(recent_rate - older_rate) > self._change_fraction * older_rate:
+            for _ in older:
+                self._buckets.popleft()
+
+    def _recent(self) -> tuple[int, _Bucket]:
+        """How many of the newest buckets make a window, and their sum."""
+        total = _Bucket(0.0, 0.0)
+        for count, bucket in enumerate(reversed(self._buckets), start=1):
+            total.amount += bucket.amount
+            total.seconds += bucket.seconds
+            if self._enough(total.amount, total.seconds):
+                return count, total
+        return len(self._buckets), total

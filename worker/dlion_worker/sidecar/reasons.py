@@ -1,0 +1,82 @@
+"""Why a directive differs from the one before, in words.
+
+Called by the director for each new directive; people read it in `events.jsonl` and the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlion_api.measurements import Directive
+from dlion_api.names import Rank
+
+MOST_CHANGES = 6
+NOTABLE_FRACTION = 0.02
+
+
+def reason_for(before: Directive | None, after: Directive) -> str:
+    """One line.
+
+    >>> first = Directive(1, 48, 192, capacities={Rank(2): 310.0})
+    >>> reason_for(first, Directive(2, 60, 192, capacities={Rank(2): 150.0}))
+    'capacity of 2 fell from 310 to 150 samples/s'
+    """
+    if before is None:
+        return f"first directive: {after.local_batch_size} of {after.global_batch_size} samples"
+    changes = [
+        *_global_batch(before, after),
+        *_moves("capacity of {}", before.capacities, after.capacities, 1.0, "samples/s"),
+        *_moves(
+            "rate of the link to {}",
+            before.bandwidth_bytes_per_s,
+            after.bandwidth_bytes_per_s,
+            1e-6,
+            "MB/s",
+        ),
+    ]
+    if not changes:
+        changes = [*_budgets(before, after)]
+    more = len(changes) - MOST_CHANGES
+    return "; ".join(changes[:MOST_CHANGES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _global_batch(before: Directive, after: Directive) -> list[str]:
+    old, new = before.global_batch_size, after.global_batch_size
+    if old == new:
+        return []
+    return [f"global batch {_direction(old, new)} from {old} to {new} samples"]
+
+
+def _moves(
+    what: str,
+    before: Mapping[Rank, float],
+    after: Mapping[Rank, float],
+    scale: float,
+    unit: str,
+) -> list[str]:
+    changes = []
+    for rank in sorted(before.keys() | after.keys()):
+        old, new = before.get(rank), after.get(rank)
+        name = what.format(rank)
+        if old is None and new is not None:
+            changes.append(f"{name} is {new * scale:.3g} {unit}")
+        elif new is None:
+            changes.append(f"{name} no longer counts")
+        elif old is not None and abs(new - old) > NOTABLE_FRACTION * old:
+            direction = _direction(old, new)
+            changes.append(f"{name} {direction} from {old * scale:.3g} to {new * scale:.3g} {unit}")
+    return changes
+
+
+def _budgets(before: Directive, after: Directive) -> list[str]:
+    """Budgets that moved though rates did not: the iteration takes another time, or bytes are
+    still under way."""
+    old, new = sum(before.budget_bytes.values()), sum(after.budget_bytes.values())
+    if old != new:
+        return [f"budgets {_direction(old, new)} from {old} to {new} bytes an iteration"]
+    old, new = before.local_batch_size, after.local_batch_size
+    return [f"batch {_direction(old, new)} from {old} to {new} samples: workers came or left"]
+
+
+def _direction(old: float, new: float) -> str:
+    return "rose" if new > old else "fell"

@@ -1,0 +1,211 @@
+"""The trainer's end of the Unix socket to its sidecar.
+
+Owns one background thread. The training thread only appends to a bounded queue (`send`) and reads
+the last word of the sidecar (`latest_directive`): neither waits for the sidecar, which may be
+slow, dead or restarting. Training then goes on with the last directive. It does not decide
+anything: what to measure is the trainer's business, what to do about it the sidecar's.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Self
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.local_messages import MAX_LINE_BYTES, TrainerRecord, decode, encode
+from dlion_api.measurements import CpuAllowance, Directive, MeasuringEndpoint, Peers
+
+_LOG = logging.getLogger(__name__)
+
+MAX_QUEUED_RECORDS = 1024
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+_RECEIVE_BYTES = 65536
+
+
+class SidecarClient:
+    """Sends records and holds the last directive. Safe to use from any thread.
+
+    `CpuAllowance` and `Peers` are states: only the newest of each is kept, and both are told again
+    to a sidecar that restarted, with the last directive, so that it takes up where the old one
+    was. Other records are events: when the sidecar does not keep up the oldest give way.
+    """
+
+    def __init__(self, socket_path: str | Path) -> None:
+        self._path = str(socket_path)
+        self._lock = threading.Condition()
+        self._events: deque[TrainerRecord] = deque(maxlen=MAX_QUEUED_RECORDS)
+        self._states: dict[type, TrainerRecord] = {}
+        self._told: dict[type, TrainerRecord] = {}
+        self._directive: Directive | None = None
+        self._resume_from: Directive | None = None
+        self._endpoint: str | None = None
+        self._connection: socket.socket | None = None
+        self._closed = False
+        self._dropped_count = 0
+        self._thread = threading.Thread(target=self._run, name="sidecar-client", daemon=True)
+        self._thread.start()
+
+    def send(self, record: TrainerRecord) -> None:
+        """Queues a record for the sidecar; returns at once, whatever the sidecar does."""
+        with self._lock:
+            if isinstance(record, CpuAllowance | Peers):
+                self._states[type(record)] = record
+            else:
+                self._dropped_count += len(self._events) == MAX_QUEUED_RECORDS
+                self._events.append(record)
+            self._lock.notify_all()
+
+    def latest_directive(self) -> Directive | None:
+        """The sidecar's last word; None until it has spoken."""
+        return self._directive
+
+    def endpoint(self, timeout_s: float = 30.0) -> str:
+        """The sidecar's measuring address, for the coordinator to announce to the peers.
+
+        Raises: UnavailableError where no sidecar has said it in time; a retry may help.
+        """
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._endpoint or self._closed, timeout_s):
+                raise UnavailableError(
+                    f"sidecar at {self._path}: no measuring address within {timeout_s:g} s; "
+                    "see its log for why it did not start"
+                )
+            if self._endpoint is None:
+                raise UnavailableError(f"sidecar at {self._path}: the client is closed")
+            return self._endpoint
+
+    def connected(self) -> bool:
+        """Whether a sidecar is listening just now."""
+        return self._connection is not None
+
+    def dropped_count(self) -> int:
+        """Records that gave way to newer ones because the sidecar did not keep up."""
+        return self._dropped_count
+
+    def close(self) -> None:
+        """Ends the thread; what is still queued is lost."""
+        with self._lock:
+            self._closed = True
+            self._hang_up()
+            self._lock.notify_all()
+        self._thread.join(timeout=5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- the background threads ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while not self._closed:
+            connection = self._dial()
+            if connection is None:
+                retry_s = min(_LAST_RETRY_S, retry_s * 2)
+                with self._lock:
+                    jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, no secret
+                    self._lock.wait_for(lambda: self._closed, retry_s * jitter)
+                continue
+            retry_s = _FIRST_RETRY_S
+            listener = threading.Thread(
+                target=self._listen, args=(connection,), name="sidecar-listener", daemon=True
+            )
+            listener.start()
+            self._speak(connection)
+            listener.join()
+            connection.close()
+
+    def _dial(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return None
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return None
+            self._connection = connection
+            self._told.clear()
+            self._resume_from = self._directive
+        _LOG.info("connected to the sidecar at %s", self._path)
+        return connection
+
+    def _hang_up(self) -> None:
+        """Wakes both threads of the connection; called with the lock held."""
+        if self._connection is not None:
+            try:
+                self._connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                _LOG.debug("the sidecar at %s was gone already", self._path)
+            self._connection = None
+
+    def _speak(self, connection: socket.socket) -> None:
+        while (records := self._next_records(connection)) is not None:
+            try:
+                connection.sendall(b"".join(encode(record) for record in records))
+            except OSError as error:
+                _LOG.warning("the sidecar at %s is gone: %s; training goes on", self._path, error)
+                break
+        with self._lock:
+            if self._connection is connection:
+                self._hang_up()
+
+    def _next_records(self, connection: socket.socket) -> list[TrainerRecord] | None:
+        """Blocks until there is something to say; None when this connection is over."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: (
+                    self._connection is not connection
+                    or self._resume_from
+                    or self._events
+                    or any(self._told.get(kind) is not s for kind, s in self._states.items())
+                )
+            )
+            if self._connection is not connection:
+                return None
+            # What was obeyed comes first: a fresh sidecar then has nothing to decide anew.
+            records: list[TrainerRecord] = [] if self._resume_from is None else [self._resume_from]
+            records += [s for kind, s in self._states.items() if self._told.get(kind) is not s]
+            records += self._events
+            self._resume_from = None
+            self._told.update(self._states)
+            self._events.clear()
+            return records
+
+    def _listen(self, connection: socket.socket) -> None:
+        rest = b""
+        try:
+            while chunk := connection.recv(_RECEIVE_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._hear(line)
+                if len(rest) > MAX_LINE_BYTES:
+                    raise ContractError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        except OSError as error:
+            _LOG.debug("reading from the sidecar at %s ended: %s", self._path, error)
+        except ContractError as error:
+            _LOG.warning("the sidecar at %s said nonsense: %s; dialling again", self._path, error)
+        with self._lock:
+            if self._connection is connection:
+                self._hang_up()
+            self._lock.notify_all()
+
+    def _hear(self, line: bytes) -> None:
+        record = decode(line)
+        with self._lock:
+            if isinstance(record, Directive):
+                self._directive = record
+            elif isinstance(record, MeasuringEndpoint):
+                self._endpoint = record.address
+            else:
+                raise ContractError(f"a sidecar does not send {type(record).__name__}")
+            self._lock.notify_all()

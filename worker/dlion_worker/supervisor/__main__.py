@@ -1,0 +1,70 @@
+"""`python -m dlion_worker.supervisor --config FILE`: the trainer, kept running.
+
+Writes one JSON line per event to stderr. Ends with the trainer's last exit code
+(`dlion_api.exit_codes`): 128 + n where signal n ended it, INTERRUPTED where that signal was one
+that the supervisor had passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import load_job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.supervisor.process import SupervisorProcess
+from dlion_worker.supervisor.supervision import Supervision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOCAL_GRACE_S = 4.0
+"""Ctrl-C is to end a local run within 5 s. In a pod: its grace period less a second."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Supervises as the flags say; yields the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        max_restarts = _max_restarts(options.config, options.max_restarts)
+    except (SpecError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return ExitCode.SPEC
+    trainer = [sys.executable, "-m", "dlion_worker.trainer", "--config", options.config]
+    command = options.command or trainer
+    supervision = Supervision(max_restarts=max_restarts, grace_s=options.grace_s)
+    return SupervisorProcess(command, supervision).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dlion_worker.supervisor", description=__doc__)
+    parser.add_argument("--config", required=True, help="the worker's configuration file")
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=LOCAL_GRACE_S,
+        help="seconds from a forwarded SIGTERM or SIGINT to SIGKILL (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-restarts", type=int, help="instead of the manifest's spec.maxRestarts"
+    )
+    parser.add_argument(
+        "--command",
+        nargs=argparse.REMAINDER,
+        help="last flag: a command to supervise instead of the trainer",
+    )
+    return parser
+
+
+def _max_restarts(config_path: str, given: int | None) -> int:
+    if given is not None:
+        return given
+    document = WorkerConfig.load(config_path).job_document
+    return load_job(document, source=config_path).spec.max_restarts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

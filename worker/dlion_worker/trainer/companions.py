@@ -1,0 +1,105 @@
+"""What goes on beside a worker's steps, in threads of its own, and what changes with its data.
+
+Owns the watch over growing data and the publishing of models, where the manifest asks for them,
+and what the sidecar is told of membership and training set. Called by `worker`.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+from dlion_api.measurements import Peers
+from dlion_api.spec import Job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.coordination import CoordinationClient
+from dlion_worker.exchange import Exchange
+from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer.growing import GrowingData
+from dlion_worker.trainer.publishing import Publisher
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.training.datasets import BatchStream, DataSet, FolderWatch
+
+
+class Companions:
+    """One worker's; `start` when training begins, `close` when it has ended, twice if need be."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: WorkerConfig,
+        *,
+        data: DataSet,
+        stream: BatchStream,
+        replica: LocalReplica,
+        exchange: Exchange,
+        sidecar: SidecarClient,
+        coordination: CoordinationClient,
+        reporter: Reporter,
+    ) -> None:
+        self._job, self._config = job, config
+        self._data, self._stream = data, stream
+        self._replica = replica
+        self._exchange = exchange
+        self._sidecar = sidecar
+        self._coordination = coordination
+        self._reporter = reporter
+        self._telling = threading.Lock()
+        self._closing = ExitStack()
+
+    def training_set_samples(self) -> int:
+        """Of all workers together; where the data grows, as if all had as many as this one."""
+        if self._job.spec.trainer.dataset.watch:
+            return self._stream.samples * len(self._job.workers())
+        return self._data.training_set_samples
+
+    def tell_sidecar(self) -> None:
+        """Membership and training set as they are now; from any thread, the newest comes last."""
+        with self._telling:
+            membership = self._coordination.membership()
+            if membership is not None:
+                self._sidecar.send(Peers(membership, self.training_set_samples()))
+
+    def start(self) -> None:
+        """Begins to take new data in and to publish models, as the manifest asks."""
+        trainer = self._job.spec.trainer
+        if trainer.dataset.watch:
+            self._start(
+                GrowingData(self._watch(), report=self._report, on_samples=self.tell_sidecar)
+            )
+        if trainer.stop.continuous:
+            self._start(self._publisher())
+
+    def close(self) -> None:
+        """Ends both; nothing is written to the result folder any more when this returns."""
+        self._closing.close()
+
+    def _start(self, companion: GrowingData | Publisher) -> None:
+        self._closing.callback(companion.close)
+        companion.start()
+
+    def _watch(self) -> FolderWatch:
+        return FolderWatch(
+            self._job,
+            self._job.workers()[self._config.rank],
+            data_root=Path(self._config.data_root),
+            data=self._data,
+            stream=self._stream,
+        )
+
+    def _publisher(self) -> Publisher:
+        return Publisher(
+            self._job,
+            self._reporter.rank,
+            replica=self._replica,
+            peers=self._exchange,
+            held_out=(self._data.held_out_x, self._data.held_out_y),
+            results_dir=Path(self._config.results_dir),
+            report=self._report,
+        )
+
+    def _report(self, reason: str, message: str, *, warning: bool = False) -> None:
+        iteration = self._replica.iteration
+        self._reporter.event(reason, message, iteration=iteration, warning=warning)

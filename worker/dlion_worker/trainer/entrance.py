@@ -1,0 +1,133 @@
+"""How a worker comes into a run: with all the others, or late, when they train already.
+
+Owns the two ways in. Where nobody trains yet, everybody waits until all expected workers are
+linked (or, after `startDeadlineSeconds`, until `minSites` sites are), and who is behind takes the
+state of who is furthest: after a resume checkpoints may differ. Where somebody trains, the
+latecomer takes over a state from there; at a barrier it first agrees on an iteration to come in at
+(`rendezvous`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.membership import Membership
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_worker.exchange import Exchange, StateSnapshot
+from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.interruption import Interrupted
+
+_LOG = logging.getLogger(__name__)
+
+SLICE_S = 0.1
+
+
+class Entrance:
+    """The way of one worker into the run."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        exchange: Exchange,
+        inbox: Inbox,
+        membership: Callable[[], Membership | None],
+        stopped: Callable[[], str | None],
+        has_barrier: bool,
+    ) -> None:
+        """`has_barrier`: all workers make each update together, from equal weights."""
+        self._job = job
+        self._exchange = exchange
+        self._inbox = inbox
+        self._membership = membership
+        self._stopped = stopped
+        self._has_barrier = has_barrier
+
+    def come_in(self) -> StateSnapshot | None:
+        """The state of a peer to go on from; None: this worker's own is right.
+
+        Returns also where the run is over: `inbox.stop_reason` then says so. Raises `Interrupted`
+        when this worker is told to stop meanwhile.
+        """
+        began_s = time.monotonic()
+        while True:
+            if self._inbox.stop_reason is not None:
+                return self._pull(self._inbox.stopped)
+            if inside := self._inside():
+                snapshot = self._meet() if self._has_barrier else self._pull(inside)
+                if snapshot is not None:
+                    return snapshot
+            elif self._complete(time.monotonic() - began_s):
+                return self._of_the_furthest()
+            self._pause()
+
+    # ---- nobody trains yet -----------------------------------------------------------------------
+
+    def _complete(self, waited_s: float) -> bool:
+        linked = self._inbox.linked
+        if not linked <= self._inbox.answers.keys():
+            return False
+        if len(linked) >= self._expected_others():
+            return True
+        deadline_s = self._job.spec.start_deadline_seconds
+        if deadline_s is None or waited_s <= deadline_s or not self._enough_sites():
+            return False
+        _LOG.warning("starting without everybody after %.0f s (startDeadlineSeconds)", waited_s)
+        return True
+
+    def _expected_others(self) -> int:
+        membership = self._membership()
+        workers = len(self._job.workers()) if membership is None else membership.expected_count
+        return workers - 1
+
+    def _enough_sites(self) -> bool:
+        sites = {worker.rank: worker.site for worker in self._job.workers()}
+        return len({sites[rank] for rank in self._inbox.linked}) + 1 >= self._job.spec.min_sites
+
+    def _of_the_furthest(self) -> StateSnapshot | None:
+        """At a barrier all start from equal weights; else only who has none takes others'."""
+        furthest = max((a.done for a in self._inbox.answers.values()), default=0)
+        own = self._inbox.iteration
+        if furthest <= own or (own > 0 and not self._has_barrier):
+            return None
+        return self._pull(r for r, a in self._inbox.answers.items() if a.done == furthest)
+
+    # ---- others train already --------------------------------------------------------------------
+
+    def _inside(self) -> list[Rank]:
+        """Peers that train."""
+        return sorted(rank for rank, answer in self._inbox.answers.items() if answer.is_in)
+
+    def _meet(self) -> StateSnapshot | None:
+        """The state of F - 1 with everybody held at F; None where nobody trains any more."""
+        inbox, meeting = self._inbox, rendezvous.Meeting()
+        while inbox.stop_reason is None and self._inside():
+            for peer in meeting.to_ask(inbox.lives, inbox.answers):
+                self._exchange.send(peer, rendezvous.ask(meeting.iteration))
+            inbox.forget_steps(meeting.iteration - 1)
+            if meeting.agreed(inbox.lives, inbox.answers):
+                held = inbox.heard_at(meeting.iteration) & set(self._inside())
+                snapshot = self._pull(held)
+                if snapshot is not None and snapshot.iteration == meeting.iteration - 1:
+                    return snapshot
+            self._pause()
+        return None
+
+    def _pull(self, donors: Iterable[Rank]) -> StateSnapshot | None:
+        """The state of the first that gives one."""
+        for donor in sorted(donors):
+            try:
+                return self._exchange.pull_state(donor)
+            except (UnavailableError, ContractError) as error:
+                _LOG.warning("worker %d gave no state: %s", donor, error)
+        return None
+
+    def _pause(self) -> None:
+        if (reason := self._stopped()) is not None:
+            raise Interrupted(reason)
+        self._inbox.wait(SLICE_S)

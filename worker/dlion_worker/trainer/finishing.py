@@ -1,0 +1,200 @@
+"""How a run ends for one worker: its last state offered, its site's model averaged and saved.
+
+The first worker to meet a stop condition has announced it; all have finished their iteration. The
+lowest living rank of each site (its *lead*) pulls the weights of everybody it reaches, averages
+them by samples, evaluates the average, the best and the mean replica, and saves the best of the
+first two; the saved model says which it is, and which sites were reached. The others stay until
+the leads that they see have saved; where one is lost before, the next rank of its site leads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_worker.exchange import Exchange
+from dlion_worker.policies.interface import Message
+from dlion_worker.trainer.inbox import Farewell, Inbox, farewell
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.trainer.snapshot import WorkerState, unpack
+
+_LOG = logging.getLogger(__name__)
+
+SLICE_S = 0.1
+LEAVE_SLICE_S = 0.05
+LEAVE_WITHIN_S = 0.5
+"""A worker that was told to end does not wait longer for slow links."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One worker's weights at the end of the run."""
+
+    rank: Rank
+    state: WorkerState
+    samples: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What `model.json` says of the model saved beside it."""
+
+    model: str
+    """`averaged`, or `replica <rank>`."""
+    accuracy: float
+    averaged_accuracy: float
+    best_replica: int
+    best_replica_accuracy: float
+    mean_replica_accuracy: float
+    ranks: tuple[int, ...]
+    sites: tuple[str, ...]
+    samples: int
+    stop_reason: str
+
+
+class Finale:
+    """The end of the run for one worker."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        rank: Rank,
+        exchange: Exchange,
+        inbox: Inbox,
+        reporter: Reporter,
+        accuracy_of: Callable[[WorkerState], float],
+        save: Callable[[Path, WorkerState], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._job = job
+        self._rank = rank
+        self._exchange = exchange
+        self._inbox = inbox
+        self._reporter = reporter
+        self._accuracy_of = accuracy_of
+        self._save = save
+        self._interrupted = interrupted
+
+    def run(self, own: Replica, *, results_dir: Path, stop_reason: str) -> None:
+        """Returns when this worker is no longer needed; a lead that is lost is replaced.
+
+        Who has saved leaves last: whoever left before has heard of it.
+        """
+        inbox, is_kept = self._inbox, False
+        while not self._interrupted():
+            leads = site_leads(self._job, {*inbox.linked, self._rank}, saved_by=inbox.saved)
+            if is_kept:
+                if inbox.linked <= inbox.saved:
+                    return
+            elif self._rank in leads:
+                if inbox.linked <= inbox.stopped:
+                    self._keep(self._gather(own), results_dir, stop_reason)
+                    self._tell(farewell(stop_reason, own.iteration, Farewell.SAVED))
+                    is_kept = True
+                    continue
+            elif not leads:
+                return
+            inbox.wait(SLICE_S)
+
+    def _tell(self, message: Message) -> None:
+        self._inbox.farewell = message
+        for peer in sorted(self._inbox.linked):
+            self._exchange.send(peer, message)
+
+    def _gather(self, own: Replica) -> list[Replica]:
+        replicas = [own]
+        for peer in sorted(self._inbox.linked):
+            try:
+                snapshot = self._exchange.pull_state(peer, weights_only=True)
+                state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
+            except (UnavailableError, ContractError) as error:
+                self._reporter.event("ReplicaMissing", f"worker {peer}: {error}", warning=True)
+                continue
+            replicas.append(Replica(peer, state, snapshot.samples, snapshot.iteration))
+        return sorted(replicas, key=lambda replica: replica.rank)
+
+    def _keep(self, replicas: list[Replica], results_dir: Path, stop_reason: str) -> None:
+        averaged = average(replicas)
+        accuracies = {replica.rank: self._accuracy_of(replica.state) for replica in replicas}
+        averaged_accuracy = self._accuracy_of(averaged)
+        best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
+        is_averaged = averaged_accuracy >= accuracies[best.rank]
+        sites = {worker.rank: worker.site for worker in self._job.workers()}
+        about = SavedModel(
+            model="averaged" if is_averaged else f"replica {best.rank}",
+            accuracy=max(averaged_accuracy, accuracies[best.rank]),
+            averaged_accuracy=averaged_accuracy,
+            best_replica=best.rank,
+            best_replica_accuracy=accuracies[best.rank],
+            mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
+            ranks=tuple(replica.rank for replica in replicas),
+            sites=tuple(sorted({sites[replica.rank] for replica in replicas})),
+            samples=sum(replica.samples for replica in replicas),
+            stop_reason=stop_reason,
+        )
+        folder = results_dir / "models" / sites[self._rank]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save(folder / "model.keras", averaged if is_averaged else best.state)
+        (folder / "model.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
+        self._reporter.event(
+            "ModelSaved",
+            f"{about.model} of workers {', '.join(map(str, about.ranks))}: "
+            f"accuracy {about.accuracy:.4f} (averaged {averaged_accuracy:.4f}, "
+            f"mean {about.mean_replica_accuracy:.4f})",
+            iteration=max(replica.iteration for replica in replicas),
+        )
+
+
+def take_leave(exchange: Exchange, inbox: Inbox, reason: str, iteration: int) -> None:
+    """Tells the others that this worker was told to end, and waits a moment: they are to hear."""
+    for peer in sorted(inbox.linked):
+        exchange.send(peer, farewell(reason, iteration, Farewell.LEAVING))
+    end_s = time.monotonic() + LEAVE_WITHIN_S
+    is_quiet = False
+    while not is_quiet and time.monotonic() < end_s:
+        time.sleep(LEAVE_SLICE_S)  # the exchange takes messages up in a thread of its own
+        is_quiet = not any(
+            state.connected and (state.queued_bytes or state.unacknowledged_bytes)
+            for state in exchange.link_states().values()
+        )
+
+
+def site_leads(job: Job, alive: set[Rank], *, saved_by: Collection[Rank] = ()) -> set[Rank]:
+    """The lowest living rank of every site whose model has not been saved yet."""
+    done = {worker.site for worker in job.workers() if worker.rank in saved_by}
+    leads: dict[str, Rank] = {}
+    for worker in job.workers():
+        if worker.rank in alive and worker.site not in done:
+            leads.setdefault(worker.site, worker.rank)
+    return set(leads.values())
+
+
+def average(replicas: list[Replica]) -> WorkerState:
+    """The mean of the replicas' weights and model states, weighted by samples."""
+    total = sum(replica.samples for replica in replicas)
+    shares = [replica.samples / total if total else 1 / len(replicas) for replica in replicas]
+    return WorkerState(
+        weights_D=_weighted(shares, [r.state.weights_D for r in replicas]),
+        model_state_S=_weighted(shares, [r.state.model_state_S for r in replicas]),
+        optimizer_M=replicas[0].state.optimizer_M,
+    )
+
+
+def _weighted(
+    shares: list[float], vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    total = np.zeros(vectors[0].shape, dtype=np.float64)
+    for share, vector in zip(shares, vectors, strict=True):
+        total += share * vector
+    return total.astype(np.float32)

@@ -1,0 +1,381 @@
+"""The training loop of one worker, top to bottom: directive, gradient, policies, what arrived.
+
+Runs on the process's main thread. Nothing here blocks but `_hold`, and that only while the
+synchronisation policy names peers to wait for. Errors of training (a loss that is no longer
+finite) raise; faults of peers never do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dlion_api.errors import DLionError
+from dlion_api.measurements import CpuAllowance, Directive, StepTiming
+from dlion_api.names import Rank
+from dlion_api.progress import StepRecord
+from dlion_api.spec import Job
+from dlion_worker.exchange import Exchange
+from dlion_worker.policies.interface import (
+    BudgetsChanged,
+    Descend,
+    Event,
+    Instruction,
+    LocalStepDone,
+    Machine,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Mix,
+    Refuse,
+    Send,
+    SendWeights,
+)
+from dlion_worker.sidecar.node_facts import read_quota_cores, read_throttled_s
+from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.inbox import Inbox, farewell
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.reporting import Reporter, worth_telling
+from dlion_worker.trainer.stopping import JobProgress, stop_reason
+from dlion_worker.training.datasets import BatchStream
+from dlion_worker.training.evaluation import weights_hash
+
+HOLD_SLICE_S = 0.2
+"""While held, how often stop requests and lost peers are looked at."""
+
+ALLOWANCE_INTERVAL_S = 0.5
+"""How often the quota is read again."""
+
+QUARANTINE_AFTER = 3
+"""Refused messages of one peer, after which nothing more is taken from it until it restarts."""
+
+
+MOST_REFUSALS = 100
+"""Different things refused by the exchange that are reported in one incarnation."""
+
+
+class DivergedError(DLionError):
+    """Loss or weights are no longer finite: no restart of this worker helps."""
+
+
+@dataclass
+class Parts:
+    """What one worker is put together from."""
+
+    job: Job
+    rank: Rank
+    replica: LocalReplica
+    stream: BatchStream
+    machine: Machine
+    exchange: Exchange
+    sidecar: SidecarClient
+    reporter: Reporter
+    inbox: Inbox
+    training_set_samples: Callable[[], int]
+    worker_count: int
+
+
+@dataclass
+class StepClock:
+    """Times of the iteration under way, in seconds of wall, CPU and waiting."""
+
+    began_s: float
+    began_cpu_s: float
+    exchange_thread_began_s: float
+    compute_s: float = 0.0
+    compute_cpu_s: float = 0.0
+    exchange_cpu_s: float = 0.0
+    waited_s: float = 0.0
+
+
+class TrainingLoop:
+    """Trains until a stop condition is met; `run` yields the reason."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        progress: JobProgress,
+        checkpointer: Checkpointer,
+        has_barrier: bool,
+        external_stop: Callable[[], str | None],
+        interrupted: Callable[[], bool],
+        after_step: Callable[[JobProgress], None],
+    ) -> None:
+        """`has_barrier`: an iteration's update is made when the peers' gradients are in."""
+        self._parts = parts
+        self.progress = progress
+        self._checkpointer = checkpointer
+        self._has_barrier = has_barrier
+        self._external_stop = external_stop
+        self._interrupted = interrupted
+        self._after_step = after_step
+        self._directive: Directive | None = None
+        self._refusals: Counter[Rank] = Counter()
+        self._allowance_due_s = 0.0
+        self._loss = 0.0
+        self._local_batch_size = 0
+        self._told_refusals: set[tuple[Rank | None, str]] = set()
+        self._trained_before_s = progress.trained_s
+        self._began_s = time.monotonic()
+        self._clock = self._new_clock()
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Iterates until the run is over; why it is.
+
+        A local step whose update was not made when the run ended is as if it had not been.
+        """
+        parts = self._parts
+        parts.exchange.set_iteration(self.progress.iteration)
+        self._handle(parts.inbox.start(self.progress.iteration))
+        while (reason := self._over()) is None:
+            self._take_directive()
+            self._step()
+            if not self._hold():
+                continue
+            self._checkpointer.end_step()
+            self._report()
+            self._after_step(self.progress)
+        self._checkpointer.undo_step()
+        if not self._interrupted():
+            self._announce(reason)
+        return reason
+
+    def _step(self) -> None:
+        parts, batch_size = self._parts, self._batch_size()
+        self._clock = self._new_clock()
+        if self._has_barrier:
+            self._checkpointer.begin_step()
+        iteration = parts.machine.next_iteration()
+        x_B, y_B = parts.stream.next(batch_size)
+        result = parts.replica.model.step(x_B, y_B)
+        self._clock.compute_s = time.monotonic() - self._clock.began_s
+        self._clock.compute_cpu_s = (time.process_time() - self._clock.began_cpu_s) - (
+            parts.exchange.cpu_s() - self._clock.exchange_thread_began_s
+        )
+        if not result.finite:
+            msg = (
+                f"loss {result.loss} at iteration {iteration}: it or its gradient is not finite. "
+                "Lower spec.trainer.optimizer.learningRate, or look for bad samples in the data"
+            )
+            raise DivergedError(msg)
+        self._loss, self._local_batch_size = result.loss, len(y_B)
+        self.progress.advance(
+            iteration,
+            local_batch_size=self._local_batch_size,
+            global_batch_size=self.global_batch_size(),
+        )
+        self.progress.trained_s = self._trained_s()
+        parts.exchange.set_iteration(iteration)
+        self._take_directive()  # the rates as of now: this gradient's size goes by them
+        self._handle(
+            [
+                BudgetsChanged(parts.exchange.room_bytes()),
+                LocalStepDone(
+                    iteration=self.progress.iteration,
+                    gradient_D=result.gradient_D,
+                    local_batch_size=self._local_batch_size,
+                    loss=result.loss,
+                ),
+            ]
+        )
+
+    def _hold(self) -> bool:
+        """Hands over what has arrived; waits while the machine names peers. False: in vain.
+
+        An iteration under way is finished even when the run is to stop, unless a peer has stopped
+        before it, whose contribution will never come, or this worker itself is told to end.
+        """
+        self._handle(self._parts.inbox.drain())
+        while self._parts.machine.waiting_for():
+            stopped_at = self._parts.inbox.stop_iteration
+            if stopped_at is not None and stopped_at < self.progress.iteration:
+                return False
+            began_s = time.monotonic()
+            events = self._parts.inbox.wait(HOLD_SLICE_S)
+            self._clock.waited_s += time.monotonic() - began_s
+            if self._interrupted():  # others may end too: not an update without them
+                return False
+            self._handle(events)
+        return True
+
+    def _trained_s(self) -> float:
+        return self._trained_before_s + time.monotonic() - self._began_s
+
+    def _over(self) -> str | None:
+        self.progress.trained_s = self._trained_s()
+        return (
+            self._parts.inbox.stop_reason
+            or self._external_stop()
+            or stop_reason(
+                self._parts.job.spec.trainer.stop,
+                self.progress,
+                training_set_samples=self._parts.training_set_samples(),
+            )
+        )
+
+    def _announce(self, reason: str) -> None:
+        inbox = self._parts.inbox
+        inbox.farewell = farewell(reason, self.progress.iteration)
+        for peer in sorted(inbox.linked):
+            self._parts.exchange.send(peer, inbox.farewell)
+
+    # ---- carrying out what the policies say ----------------------------------------------------
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        began_cpu_s = time.thread_time()
+        for event in events:
+            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
+                self._meet(event)
+                continue
+            for instruction in self._parts.machine.handle(event):
+                self._carry_out(instruction)
+        self._clock.exchange_cpu_s += time.thread_time() - began_cpu_s
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        parts = self._parts
+        match instruction:
+            case Descend(gradient_D=gradient_D, samples=samples):
+                parts.replica.descend(
+                    gradient_D,
+                    batch_samples=samples,
+                    iteration=self.progress.iteration,
+                    samples=self.progress.own_samples,
+                )
+            case Send(peer=peer, message=message):
+                parts.exchange.send(peer, message)
+            case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
+                parts.replica.mix(weights_D, fraction)
+                parts.reporter.event(
+                    "KnowledgeTransferred",
+                    f"merged {fraction:g} of worker {sender}'s weights",
+                    iteration=self.progress.iteration,
+                )
+            case SendWeights(peer=peer, iteration=iteration):
+                payload = parts.replica.coded_weights()
+                parts.exchange.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case Refuse(peer=peer, reason=reason):
+                self._count_refusal(peer, reason)
+                parts.reporter.event(
+                    "MessageRefused",
+                    f"worker {peer}: {reason}",
+                    iteration=self.progress.iteration,
+                    warning=True,
+                )
+
+    def _meet(self, arrival: MessageArrived) -> None:
+        """A latecomer asks: it is counted on from now on, and told how far this one is."""
+        parts, asked = self._parts, arrival.message.iteration
+        if (progress := rendezvous.as_progress(asked)) is not None and self._has_barrier:
+            self._handle([MessageArrived(arrival.sender, progress)])
+        answer = rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
+        parts.exchange.send(arrival.sender, answer)
+
+    def _count_refusal(self, peer: Rank, reason: str) -> None:
+        self._refusals[peer] += 1
+        if self._refusals[peer] == QUARANTINE_AFTER:
+            self._parts.exchange.quarantine(peer, reason)
+
+    # ---- directives and reports ----------------------------------------------------------------
+
+    def _take_directive(self) -> None:
+        directive = self._parts.sidecar.latest_directive()
+        if directive is None or directive is self._directive:
+            return
+        if self._directive is None or directive.version != self._directive.version:
+            self._directive = directive
+            self._parts.exchange.set_budgets(directive.budget_bytes)
+            self._parts.reporter.directive(directive, self.progress.iteration)
+
+    def _batch_size(self) -> int:
+        if self._directive is not None:
+            return self._directive.local_batch_size
+        return max(1, self.global_batch_size() // self._parts.worker_count)
+
+    def global_batch_size(self) -> int:
+        """Samples of all workers in one iteration, as the sidecar says; at first the initial."""
+        if self._directive is not None:
+            return self._directive.global_batch_size
+        return self._parts.job.spec.batching.global_batch_size.initial
+
+    def _report(self) -> None:
+        parts, clock = self._parts, self._clock
+        wall_s = time.monotonic() - clock.began_s
+        cpu_s = time.process_time() - clock.began_cpu_s
+        parts.reporter.step(
+            StepRecord(
+                time_s=parts.reporter.now_s(),
+                rank=parts.rank,
+                incarnation=parts.reporter.incarnation,
+                iteration=self.progress.iteration,
+                loss=float(self._loss),
+                local_batch_size=self._local_batch_size,
+                global_batch_size=self.global_batch_size(),
+                learning_rate=parts.replica.learning_rate,
+                compute_s=clock.compute_s,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                exchange_cpu_s=clock.exchange_cpu_s
+                + parts.exchange.cpu_s()
+                - clock.exchange_thread_began_s,
+                waited_s=clock.waited_s,
+                samples=self.progress.own_samples,
+                weights_hash=weights_hash(parts.replica.model.weights_D)
+                if parts.job.spec.trainer.hash_weights
+                else "",
+            )
+        )
+        self._report_refusals()
+        parts.reporter.links(parts.exchange.link_states(), self._directive, self.progress.iteration)
+        self._tell_sidecar(wall_s, cpu_s)
+
+    def _report_refusals(self) -> None:
+        """What the exchange refused, each thing once: a peer may go on for ever."""
+        for refused in self._parts.inbox.take_refusals():
+            told = (refused.peer, refused.reason)
+            if told in self._told_refusals or len(self._told_refusals) >= MOST_REFUSALS:
+                continue
+            self._told_refusals.add(told)
+            who = "a caller" if refused.peer is None else f"worker {refused.peer}"
+            words = f"{who} refuses us: " if refused.outgoing else f"{who}: "
+            self._parts.reporter.event(
+                "MessageRefused",
+                words + refused.reason,
+                iteration=self.progress.iteration,
+                warning=True,
+            )
+
+    def _tell_sidecar(self, wall_s: float, cpu_s: float) -> None:
+        """Deliveries first: the timing closes the iteration that they belong to."""
+        parts = self._parts
+        for delivery in filter(worth_telling, parts.exchange.take_deliveries()):
+            parts.sidecar.send(delivery)
+        parts.sidecar.send(
+            StepTiming(
+                iteration=self.progress.iteration,
+                samples=self._local_batch_size,
+                compute_s=self._clock.compute_s,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                compute_cpu_s=max(0.0, self._clock.compute_cpu_s),
+                waited_s=self._clock.waited_s,
+            )
+        )
+        if time.monotonic() >= self._allowance_due_s:
+            self._allowance_due_s = time.monotonic() + ALLOWANCE_INTERVAL_S
+            parts.sidecar.send(
+                CpuAllowance(read_quota_cores(), time.process_time(), read_throttled_s())
+            )
+
+    def _new_clock(self) -> StepClock:
+        return StepClock(
+            began_s=time.monotonic(),
+            began_cpu_s=time.process_time(),
+            exchange_thread_began_s=self._parts.exchange.cpu_s(),
+        )

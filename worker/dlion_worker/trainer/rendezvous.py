@@ -1,0 +1,107 @@
+"""What a worker that comes late and those who train already say to each other.
+
+Owns the `MEET` messages and the choice of the iteration to come in at; pure. `entrance` drives it.
+
+A latecomer asks every peer: are you in (training), and how far? At a barrier it also names an
+iteration F ahead of all. Whoever hears that counts on it from then on: nobody finishes F without
+its gradient. The answer says which local step the peer has done *now*; if that is before F for
+every peer, then all will hold at F with equal weights, those of F - 1, and the latecomer gets
+everybody's gradient of F. If one was past it already, a later F is named, by which the earlier one
+is given up. Several latecomers may do so at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_worker.policies.interface import Message, MessageKind
+
+FIRST_MARGIN = 2
+"""Iterations ahead that are named first; doubled each time that somebody was faster."""
+
+LARGEST_MARGIN = 1024
+
+
+class Role(IntEnum):
+    """The payload of a `MEET`: one byte."""
+
+    ASK = 0
+    OUT = 1  # an answer: not in the run yet
+    IN = 2  # an answer: training
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a peer has answered."""
+
+    asked: int
+    """The iteration that it was asked to meet at; 0: it was only asked who it is."""
+    done: int
+    """Its last local step; of one that is not in, the iteration of its checkpoint."""
+    is_in: bool
+
+
+def ask(iteration: int = 0) -> Message:
+    """The question; `iteration` is the one to meet at, 0 for none."""
+    return Message(MessageKind.MEET, iteration, payload=bytes([Role.ASK]))
+
+
+def answer(asked: int, *, done: int, is_in: bool) -> Message:
+    """The answer to `ask(asked)`."""
+    role = Role.IN if is_in else Role.OUT
+    return Message(MessageKind.MEET, done, weights_version=asked, payload=bytes([role]))
+
+
+def read(message: Message) -> int | Answer:
+    """The iteration that is asked for, or the answer. Raises: ContractError."""
+    payload = bytes(message.payload)
+    if len(payload) != 1 or payload[0] not in set(Role):
+        allowed = ", ".join(str(int(role)) for role in Role)
+        raise ContractError(f"MEET with payload {payload[:8]!r}; allowed: one byte of {allowed}")
+    role = Role(payload[0])
+    if role is Role.ASK:
+        return message.iteration
+    return Answer(message.weights_version, message.iteration, role is Role.IN)
+
+
+def as_progress(asked: int) -> Message | None:
+    """What the policies are to hear of a question: its sender has finished all before `asked`."""
+    return Message(MessageKind.PROGRESS, asked - 1) if asked > 1 else None
+
+
+class Meeting:
+    """One latecomer's way to an iteration that everybody holds at."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        """The one named last."""
+        self._margin = FIRST_MARGIN
+        self._asked: dict[Rank, tuple[int, int]] = {}
+
+    def to_ask(self, lives: Mapping[Rank, int], answers: Mapping[Rank, Answer]) -> tuple[Rank, ...]:
+        """Peers to be asked for `iteration`, which is chosen anew where somebody was past it.
+
+        `lives` are the linked peers, each with a number that changes when its link was down.
+        """
+        inside = [a for peer, a in answers.items() if peer in lives and a.is_in]
+        late = any(a.asked == self.iteration and a.done >= self.iteration for a in inside)
+        if self.iteration == 0 or late:
+            self.iteration = max((a.done for a in inside), default=0) + self._margin
+            self._margin = min(LARGEST_MARGIN, 2 * self._margin)
+        wanted = {peer: (life, self.iteration) for peer, life in lives.items()}
+        asked_now = tuple(sorted(p for p, want in wanted.items() if self._asked.get(p) != want))
+        self._asked = wanted
+        return asked_now
+
+    def agreed(self, linked: Collection[Rank], answers: Mapping[Rank, Answer]) -> bool:
+        """Whether every peer has said that it will not pass `iteration` without this worker."""
+        return all(
+            (known := answers.get(peer)) is not None
+            and known.asked == self.iteration
+            and (known.done < self.iteration or not known.is_in)
+            for peer in linked
+        )

@@ -1,0 +1,94 @@
+"""This worker's copy of the model: weights, optimizer, and the lock between its two readers.
+
+The training thread changes weights in place; the exchange's thread copies them for peers that ask.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_worker.codecs import encode_weights
+from dlion_worker.exchange import StateSnapshot
+from dlion_worker.policies.interface import Flat
+from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
+from dlion_worker.training.model import FlatModel, Snapshot
+from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
+
+
+class LocalReplica:
+    """One model with its optimizer; every method may be called from any thread."""
+
+    def __init__(self, job: Job, rank: Rank, model: FlatModel, optimizer: FlatOptimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._job = job
+        self._rank = rank
+        self._lock = threading.Lock()
+        self.iteration = 0
+        """The last iteration whose update these weights hold."""
+        self.samples = 0
+        self.learning_rate = 0.0
+
+    def descend(
+        self, gradient_D: Flat, *, batch_samples: int, iteration: int, samples: int
+    ) -> None:
+        """One update, with the learning rate for a gradient that stands for `batch_samples`.
+
+        `samples` counts this worker's own since the run began.
+        """
+        spec = self._job.spec
+        self.learning_rate = learning_rate_for(
+            spec.trainer.optimizer,
+            batch_samples,
+            initial_batch_samples=spec.batching.global_batch_size.initial,
+        )
+        with self._lock:
+            self.optimizer.apply(self.model.weights_D, gradient_D, self.learning_rate)
+            self.iteration, self.samples = iteration, samples
+
+    def mix(self, other_D: Flat, fraction: float) -> None:
+        """w <- (1 - fraction) w + fraction other."""
+        weights_D = self.model.weights_D
+        with self._lock:
+            weights_D *= np.float32(1.0 - fraction)
+            weights_D += np.float32(fraction) * other_D
+
+    def coded_weights(self) -> bytes:
+        """The weights in the exchange's codec, for a knowledge transfer."""
+        with self._lock:
+            return bytes(encode_weights(self.model.weights_D, self._job.spec.exchange.codec))
+
+    def provide(self, weights_only: bool) -> StateSnapshot:
+        """The state as a peer asks for it."""
+        with self._lock:
+            payload = pack(self._state(), weights_only=weights_only)
+            return StateSnapshot(self.iteration, self.samples, payload)
+
+    def take_over(self, snapshot: StateSnapshot) -> None:
+        """Goes on from a peer's state. Raises `ContractError` where it does not fit."""
+        state = unpack(bytes(snapshot.payload), self._state(), weights_only=False)
+        with self._lock:
+            self.model.set_weights(state.weights_D)
+            self.model.set_state(state.model_state_S)
+            self.optimizer.restore_flat(state.optimizer_M)
+            self.iteration = snapshot.iteration
+
+    def state(self) -> WorkerState:
+        """A copy of everything."""
+        with self._lock:
+            return self._state()
+
+    def snapshot_of(self, state: WorkerState) -> Snapshot:
+        """Another state of this model, to be evaluated or saved."""
+        return self.model.snapshot_of(state.weights_D, state.model_state_S)
+
+    def _state(self) -> WorkerState:
+        return WorkerState(
+            weights_D=self.model.weights_D.copy(),
+            model_state_S=self.model.get_state(),
+            optimizer_M=self.optimizer.flat_state(),
+        )

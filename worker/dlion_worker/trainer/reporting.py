@@ -1,0 +1,151 @@
+"""What one worker tells the coordinator as it trains.
+
+Owns the making of records (`dlion_api.progress`) and their clock: seconds since the run began.
+Never blocks the loop: the coordination client queues and sends in the background.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from dlion_api.measurements import Directive, LinkDelivery
+from dlion_api.names import Rank
+from dlion_api.progress import (
+    DirectiveRecord,
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
+from dlion_worker.exchange import LinkState
+from dlion_worker.training.evaluation import Evaluated
+
+LINK_INTERVAL_S = 1.0
+"""Links are reported at most this often: counters add up, nothing is lost in between."""
+
+
+class Reporter:
+    """Makes the records of one worker and hands them to `send`."""
+
+    def __init__(
+        self,
+        *,
+        rank: Rank,
+        incarnation: int,
+        start_monotonic_s: float,
+        send: Callable[[list[ProgressRecord]], None],
+    ) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self._start_s = start_monotonic_s
+        self._send = send
+        self._sent_bytes: dict[Rank, int] = {}
+        self._acknowledged_bytes: dict[Rank, int] = {}
+        self._next_links_s = 0.0
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._start_s
+
+    def step(self, record: StepRecord) -> None:
+        """One iteration."""
+        self._send([record])
+
+    def event(
+        self, reason: str, message: str, *, iteration: int = 0, warning: bool = False
+    ) -> None:
+        """Something that happened; `reason` is stable (docs/results.md)."""
+        self._send(
+            [EventRecord(self.now_s(), self.rank, iteration, reason, message, warning=warning)]
+        )
+
+    def evaluation(self, result: Evaluated, *, final: bool) -> None:
+        """One replica on the held-out split; its tag is (iteration, own samples, time)."""
+        iteration, samples, time_s = result.tag
+        evaluation = result.evaluation
+        self._send(
+            [
+                EvaluationRecord(
+                    time_s=time_s,
+                    rank=self.rank,
+                    iteration=iteration,
+                    samples=samples,
+                    accuracy=evaluation.accuracy,
+                    loss=evaluation.loss,
+                    evaluated_samples=evaluation.samples,
+                    class_accuracy=evaluation.class_accuracy,
+                    sketch=result.sketch,
+                    weights_norm=result.weights_norm,
+                    final=final,
+                )
+            ]
+        )
+
+    def directive(self, directive: Directive, iteration: int) -> None:
+        """What the sidecar asked for, and why."""
+        self._send(
+            [
+                DirectiveRecord(
+                    time_s=self.now_s(),
+                    rank=self.rank,
+                    iteration=iteration,
+                    local_batch_size=directive.local_batch_size,
+                    global_batch_size=directive.global_batch_size,
+                    budget_bytes=directive.budget_bytes,
+                    capacities=directive.capacities,
+                    bandwidth_bytes_per_s=directive.bandwidth_bytes_per_s,
+                    reason=directive.reason,
+                )
+            ]
+        )
+
+    def links(
+        self,
+        states: Mapping[Rank, LinkState],
+        directive: Directive | None,
+        iteration: int,
+        *,
+        now: bool = False,
+    ) -> None:
+        """Every link since its last record; skipped while the last one is younger than a second."""
+        time_s = self.now_s()
+        if time_s < self._next_links_s and not now:
+            return
+        self._next_links_s = time_s + LINK_INTERVAL_S
+        self._send(
+            [self._link(time_s, peer, s, directive, iteration) for peer, s in states.items()]
+        )
+
+    def _link(
+        self,
+        time_s: float,
+        peer: Rank,
+        state: LinkState,
+        directive: Directive | None,
+        iteration: int,
+    ) -> LinkRecord:
+        sent = state.sent_total - self._sent_bytes.get(peer, 0)
+        acknowledged = state.acknowledged_total - self._acknowledged_bytes.get(peer, 0)
+        self._sent_bytes[peer] = state.sent_total
+        self._acknowledged_bytes[peer] = state.acknowledged_total
+        return LinkRecord(
+            time_s=time_s,
+            rank=self.rank,
+            peer=peer,
+            iteration=iteration,
+            sent_bytes=sent,
+            acknowledged_bytes=acknowledged,
+            unacknowledged_bytes=state.unacknowledged_bytes,
+            queued_bytes=state.queued_bytes,
+            budget_bytes=directive.budget_bytes.get(peer) if directive else None,
+            bandwidth_bytes_per_s=directive.bandwidth_bytes_per_s.get(peer) if directive else None,
+            dropped_messages=state.dropped_messages,
+            connected=state.connected,
+        )
+
+
+def worth_telling(delivery: LinkDelivery) -> bool:
+    """Whether a delivery says anything to the sidecar."""
+    return bool(delivery.acknowledged_bytes or delivery.unacknowledged_bytes)

@@ -1,0 +1,384 @@
+"""One incarnation of one worker, put together and seen from its start to its end.
+
+Owns the order: data and model, credentials, links, joining, coming into the run, training,
+finishing. Called by `__main__` alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from dlion_api.errors import DataError, UnavailableError
+from dlion_api.membership import Membership
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker import policies
+from dlion_worker.coordination import CoordinationClient, next_incarnation
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.evaluator import handover
+from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule
+from dlion_worker.kept_credentials import keep_credentials, kept_credentials
+from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.companions import Companions
+from dlion_worker.trainer.entrance import Entrance
+from dlion_worker.trainer.finishing import Finale, Replica, take_leave
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.interruption import Interrupted, Signals
+from dlion_worker.trainer.loop import Parts, TrainingLoop
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.trainer.snapshot import WorkerState, storage_words
+from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.evaluation import Evaluated, Evaluator
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.optimizer import FlatOptimizer
+
+_LOG = logging.getLogger(__name__)
+
+
+class Worker:
+    """Everything that one incarnation holds; `run` trains to the end, `close` lets go of it."""
+
+    def __init__(self, config: WorkerConfig, job: Job, signals: Signals) -> None:
+        self._config = config
+        self._job = job
+        self._rank = Rank(config.rank)
+        self._signals = signals
+        self._identity = job.workers()[config.rank]
+        self._progress = JobProgress()
+        self._incarnation = next_incarnation(config.state_dir)
+        self._closing = ExitStack()
+        self._inbox = Inbox(lambda peer, message: self._exchange.send(peer, message))
+        self._sidecar = SidecarClient(config.socket_path)
+        self._coordination = CoordinationClient(
+            config,
+            job=job.key,
+            worker=self._identity,
+            spec_hash=job.hash(),
+            incarnation=self._incarnation,
+        )
+        self._came_back = self._coordination.membership() is not None
+        self._reporter = Reporter(
+            rank=self._rank,
+            incarnation=self._incarnation,
+            start_monotonic_s=self._coordination.start_time_monotonic_s(),
+            send=self._coordination.report,
+        )
+        self._reporter.event(
+            "TrainerImported", f"incarnation {self._incarnation} has imported TensorFlow"
+        )
+
+    # ---- the whole way ---------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """From loading to the saved model; why the run ended.
+
+        Raises: `Interrupted` before training and once all is saved; DLionError and OSError as the
+            parts say.
+        """
+        self._load()
+        self._take_up_checkpoint()
+        self._open_links()
+        self._join()
+        self._enter()
+        with self._signals.patiently():
+            reason = self._train()
+            if self._is_interrupted():
+                self._checkpointer.save()
+                if self._has_barrier():
+                    take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
+                return reason
+            self._reporter.event("TrainingStopped", reason, iteration=self._progress.iteration)
+            self._save_checkpoint()
+        self._finish(reason)
+        return reason
+
+    def close(self, *, finished: bool) -> None:
+        """Ends links, threads and the coordinator's stream; `finished`: this worker is done."""
+        self._closing.close()
+        if finished:
+            self._coordination.finish()
+        else:
+            self._coordination.close()
+        self._sidecar.close()
+
+    # ---- before training -------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        trainer = self._job.spec.trainer
+        root = Path(self._config.data_root)
+        program = programs.load(trainer.program, directory=root)
+        self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
+        model = FlatModel(
+            program,
+            input_shape=self._data.input_shape,
+            class_count=self._data.class_count,
+            seed=trainer.seed,
+            rank=self._rank,
+            freeze=trainer.freeze,
+            input_dtype=self._data.input_dtype,
+        )
+        if trainer.start_from:
+            model.load_keras(root / trainer.start_from)
+        self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
+        self._machine = policies.build(
+            self._job.spec, self._rank, model.layout, [w.rank for w in self._job.workers()]
+        )
+        optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
+        self._replica = LocalReplica(self._job, self._rank, model, optimizer)
+        self._checkpointer = Checkpointer(
+            Path(self._config.state_dir) / "checkpoint.npz",
+            every_s=self._job.spec.checkpoint.every_seconds,
+            replica=self._replica,
+            progress=self._progress,
+            stream=self._stream,
+            machine=self._machine,
+        )
+        self._trace(model)
+        self._evaluator = Evaluator(
+            model,
+            self._data.held_out_x,
+            self._data.held_out_y,
+            seed=trainer.seed,
+            max_samples=trainer.evaluation.max_samples,
+            on_result=self._evaluated,
+            on_error=self._evaluation_failed,
+        )
+        self._closing.callback(self._evaluator.close)
+
+    def _trace(self, model: FlatModel) -> None:
+        """Compiles step and evaluation now, so that the first iteration takes as long as any."""
+        state, counters, place = model.get_state(), model.get_counters(), self._stream.state()
+        x_B, y_B = self._stream.next(8)
+        model.step(x_B, y_B)
+        model.evaluate(x_B, y_B)
+        model.set_state(state)
+        model.set_counters(counters)
+        self._stream.restore(place)
+
+    def _open_links(self) -> None:
+        self._exchange = Exchange(
+            ExchangeConfig(
+                job=self._job.key,
+                identity=self._identity,
+                incarnation=self._incarnation,
+                credentials=self._credentials(),
+                listen_host=self._config.listen_host,
+                listen_port=self._config.exchange_port,
+                advertise_host=self._config.advertise_host,
+                max_message_bytes=self._job.spec.network.max_message_bytes,
+                queue_rule=self._queue_rule(),
+            ),
+            on_event=self._inbox.put,
+            state_provider=self._replica.provide,
+        )
+        self._closing.callback(self._exchange.close)
+        self._exchange.start()
+        self._companions = Companions(
+            self._job,
+            self._config,
+            data=self._data,
+            stream=self._stream,
+            replica=self._replica,
+            exchange=self._exchange,
+            sidecar=self._sidecar,
+            coordination=self._coordination,
+            reporter=self._reporter,
+        )
+        self._closing.callback(self._companions.close)
+
+    def _queue_rule(self) -> QueueRule:
+        barrier = self._job.spec.synchronization.mode in {"synchronous", "backup"}
+        return QueueRule.KEEP if barrier else QueueRule.NEWEST
+
+    def _credentials(self) -> WorkerCredentials:
+        if self._job.spec.tls.mode == "Disabled":
+            return WorkerCredentials.insecure()
+        if self._came_back:
+            kept = kept_credentials(self._config.state_dir, self._job.key)
+            if kept is not None:
+                return kept
+        key = WorkerKey()
+        try:
+            signed = self._coordination.sign(
+                key.csr_pem(), "trainer", stopped=lambda: self._is_interrupted()
+            )
+        except UnavailableError as error:
+            raise Interrupted(str(error)) from error
+        credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+        keep_credentials(self._config.state_dir, self._job.key, credentials)
+        return credentials
+
+    def _join(self) -> None:
+        self._coordination.join(
+            self._exchange.address, self._sidecar.endpoint(), self._members_changed
+        )
+        self._reporter.event("WorkerReady", f"incarnation {self._incarnation} is ready to train")
+
+    def _members_changed(self, membership: Membership) -> None:
+        dial = {
+            worker.rank: address
+            for worker in self._job.workers()
+            if (address := self._config.link_address(worker.rank, "exchange")) is not None
+        }
+        self._exchange.set_members(membership, dial)
+        self._companions.tell_sidecar()
+
+    def _take_up_checkpoint(self) -> None:
+        """What this worker has saved of itself: to resume, or what a restart has of its own."""
+        if not (self._config.resume or self._came_back):
+            return
+        try:
+            if not self._checkpointer.load():
+                return
+        except DataError as error:
+            if not self._came_back:
+                raise
+            _LOG.warning("going on without a checkpoint: %s", error)  # a peer's state will do
+            return
+        iteration = self._inbox.iteration = self._progress.iteration
+        self._reporter.event("Resumed", "goes on from its checkpoint", iteration=iteration)
+
+    def _enter(self) -> None:
+        entrance = Entrance(
+            job=self._job,
+            exchange=self._exchange,
+            inbox=self._inbox,
+            membership=self._coordination.membership,
+            stopped=self._stopped,
+            has_barrier=self._all_update_together(),
+        )
+        snapshot = entrance.come_in()
+        if snapshot is not None:
+            self._checkpointer.overtake(snapshot)
+            initial = self._job.spec.batching.global_batch_size.initial
+            self._progress.job_samples = max(
+                self._progress.job_samples, snapshot.iteration * initial
+            )
+            self._reporter.event(
+                "WorkerRejoined", "took over a peer's state", iteration=snapshot.iteration
+            )
+        if self._inbox.stop_reason is None:
+            linked = f"linked with {len(self._inbox.linked)} workers"
+            iteration = self._progress.iteration
+            self._reporter.event("TrainingStarted", linked, iteration=iteration)
+
+    def _has_barrier(self) -> bool:
+        return self._queue_rule() is QueueRule.KEEP
+
+    def _all_update_together(self) -> bool:
+        """Backup workers are passed over: those who go on without them do not hold for them."""
+        spec = self._job.spec.synchronization
+        return self._has_barrier() and not (spec.mode == "backup" and spec.backup_workers)
+
+    # ---- training and the end --------------------------------------------------------------------
+
+    def _train(self) -> str:
+        every_samples = self._job.spec.trainer.evaluation.every_samples
+        done = self._progress.job_samples // every_samples
+        self._schedule = EvaluationSchedule(every_samples, done=done)
+        loop = TrainingLoop(
+            Parts(
+                job=self._job,
+                rank=self._rank,
+                replica=self._replica,
+                stream=self._stream,
+                machine=self._machine,
+                exchange=self._exchange,
+                sidecar=self._sidecar,
+                reporter=self._reporter,
+                inbox=self._inbox,
+                training_set_samples=self._companions.training_set_samples,
+                worker_count=len(self._job.workers()),
+            ),
+            progress=self._progress,
+            checkpointer=self._checkpointer,
+            has_barrier=self._has_barrier(),
+            external_stop=self._stopped,
+            interrupted=self._is_interrupted,
+            after_step=self._after_step,
+        )
+        self._companions.start()
+        return loop.run()
+
+    def _is_interrupted(self) -> bool:
+        return self._signals.reason is not None
+
+    def _stopped(self) -> str | None:
+        failure = self._coordination.failure()
+        if failure is not None:
+            raise failure
+        return self._signals.reason or self._coordination.stop_reason()
+
+    def _after_step(self, progress: JobProgress) -> None:
+        if self._schedule.due(progress):
+            self._evaluate()
+        if self._checkpointer.due():
+            self._save_checkpoint()
+
+    def _evaluate(self) -> None:
+        """By the evaluator of the run where there is one, else in a thread of this process."""
+        if not self._config.snapshots_dir:
+            self._evaluator.submit(self._tag())
+            return
+        weights_D, state_S = self._replica.model.get_weights(), self._replica.model.get_state()
+        replica = handover.Replica(self._rank, *self._tag(), weights_D, state_S)
+        try:
+            handover.put_down(Path(self._config.snapshots_dir), replica)
+        except OSError as error:
+            self._evaluation_failed(error)
+
+    def _save_checkpoint(self) -> None:
+        """A full disk does not end training: there may be room at the next time."""
+        try:
+            self._checkpointer.save()
+        except OSError as error:
+            self._reporter.event(
+                "CheckpointFailed",
+                f"{storage_words(error)}; the last checkpoint stands",
+                iteration=self._progress.iteration,
+                warning=True,
+            )
+            return
+        self._reporter.event("CheckpointSaved", "saved", iteration=self._progress.iteration)
+
+    def _tag(self) -> tuple[int, int, float]:
+        return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
+
+    def _evaluated(self, result: Evaluated) -> None:
+        self._reporter.evaluation(result, final=False)
+
+    def _evaluation_failed(self, error: Exception) -> None:
+        self._reporter.event("EvaluationFailed", str(error), warning=True)
+
+    def _finish(self, reason: str) -> None:
+        self._companions.close()
+        self._evaluator.close()
+        final = self._evaluator.evaluate_all(self._tag())
+        self._reporter.evaluation(final, final=True)
+        finale = Finale(
+            job=self._job,
+            rank=self._rank,
+            exchange=self._exchange,
+            inbox=self._inbox,
+            reporter=self._reporter,
+            accuracy_of=self._accuracy_of,
+            save=self._save,
+            interrupted=self._is_interrupted,
+        )
+        own = Replica(
+            self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration
+        )
+        finale.run(own, results_dir=Path(self._config.results_dir), stop_reason=reason)
+
+    def _accuracy_of(self, state: WorkerState) -> float:
+        snapshot = self._replica.snapshot_of(state)
+        return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
+
+    def _save(self, path: Path, state: WorkerState) -> None:
+        self._replica.model.save_keras(path, snapshot=self._replica.snapshot_of(state))

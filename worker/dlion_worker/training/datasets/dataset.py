@@ -1,0 +1,115 @@
+"""A worker's samples, and the check that arrays from outside are samples at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import DataError
+
+Labels = NDArray[np.int32]
+Samples = tuple[NDArray[Any], Labels]
+"""x [N, ...] and y [N, ...], of equal length."""
+
+
+Fingerprint = tuple[int, int]
+"""Size in bytes and time of the last change in nanoseconds: another value is another content."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """This worker's share of the training samples, and the held-out ones (all of them).
+
+    `parts` maps a key to samples: one part in all, or one per file where the data grows.
+    """
+
+    parts: Mapping[str, Samples]
+    held_out_x: NDArray[Any]
+    held_out_y: Labels
+    class_count: int
+    training_set_samples: int
+    """Of all workers together, as far as the manifest tells."""
+    near_duplicates_left_out: int = 0
+    files: Mapping[str, Fingerprint] = field(default_factory=dict)
+    """Watched files as they were when they were read, whether or not they hold something for
+    this worker."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.held_out_x.shape[1:])
+
+    @property
+    def input_dtype(self) -> np.dtype[Any]:
+        """Type of a sample's values."""
+        return self.held_out_x.dtype
+
+    @property
+    def samples(self) -> int:
+        """Training samples of this worker."""
+        return sum(len(y) for _, y in self.parts.values())
+
+
+def checked(x: object, y: object, source: str) -> Samples:
+    """The arrays as samples: uint8, int32 or float32, and labels from 0.
+
+    Raises: DataError, naming `source`.
+    """
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        raise DataError(
+            f"{source}: samples must be NumPy arrays (given: x {type(x).__name__}, y "
+            f"{type(y).__name__}). Convert them with numpy.asarray"
+        )
+    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or len(x) == 0:
+        raise DataError(
+            f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
+            "x [N, ...], y [N], N at least 1)"
+        )
+    return _values(x, source), _labels(y, source)
+
+
+def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind == "f":
+        x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
+            raise DataError(
+                f"{source}: sample {bad} holds NaN or infinity. Clean the data, or leave it out"
+            )
+        return x
+    if x.dtype.kind in "iub":
+        return x.astype(np.int32, copy=False)
+    raise DataError(
+        f"{source}: samples of a type that cannot be trained on (given: {x.dtype}; allowed: "
+        "uint8 for pixels, integers, floats)"
+    )
+
+
+def _labels(y: NDArray[Any], source: str) -> Labels:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]  # keras.datasets give [N, 1]
+    if y.dtype.kind not in "iub":
+        raise DataError(
+            f"{source}: labels must be class numbers (given: {y.dtype}; allowed: integers from 0). "
+            "Turn one-hot rows into numbers with argmax"
+        )
+    if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
+        raise DataError(
+            f"{source}: label out of range (given: {y.min()} to {y.max()}; allowed: from 0)"
+        )
+    return y.astype(np.int32, copy=False)
+
+
+def check_alike(x: NDArray[Any], input_shape: tuple[int, ...], source: str) -> None:
+    """Raises DataError where samples have another shape than the rest of the data set."""
+    if tuple(x.shape[1:]) != input_shape:
+        raise DataError(
+            f"{source}: samples of another shape (given: {list(x.shape[1:])}; allowed: "
+            f"{list(input_shape)}, as in the rest of the data set). Bring all to one size"
+        )

@@ -1,0 +1,105 @@
+"""Folders of images: one subfolder per class.
+
+Classes are numbered by `classes.txt` (a name a line) in the folder or beside it; without it by
+the order of the subfolders' names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from dlion_api.errors import DataError
+from dlion_worker.training.datasets.decoding import decode_all, fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
+
+
+class ImageSource:
+    """Image files with their labels. Raises: DataError naming the file."""
+
+    def __init__(self, name: str, files: Sequence[tuple[Path, int]]) -> None:
+        self.name = name
+        self._files = [path for path, _ in files]
+        self.labels = np.array([label for _, label in files], np.int32)
+
+    def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
+        """The chosen images, decoded."""
+        chosen = [self._files[i] for i in index_K]
+        encoded = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen]).map(tf.io.read_file)
+        return decode_all(
+            encoded, len(chosen), source=self.name, blame=lambda shape: _blame(chosen, shape)
+        )
+
+
+def open_folder(path: Path, class_names: Sequence[str] | None = None) -> ImageSource:
+    """All images below a folder. `class_names`: the numbering, where it is known already."""
+    names = list(class_names or subfolders(path))
+    files = [(file, names.index(folder)) for folder, file in image_files(path, names)]
+    if not files:
+        raise DataError(
+            f"{path}: no images found (allowed: one subfolder per class with "
+            f"{', '.join(SUFFIXES)} files)"
+        )
+    return ImageSource(str(path), files)
+
+
+def image_files(path: Path, class_names: Sequence[str]) -> list[tuple[str, Path]]:
+    """Class name and path of every image, in the order of their names.
+
+    Raises: DataError for a subfolder that is no class.
+    """
+    found: list[tuple[str, Path]] = []
+    for folder in subfolders(path):
+        if folder not in class_names:
+            raise DataError(
+                f"{path / folder}: no such class (allowed: {', '.join(class_names)}). "
+                "Add the name to classes.txt, or take the folder away"
+            )
+        found += [
+            (folder, file)
+            for file in sorted((path / folder).iterdir())
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        ]
+    return found
+
+
+def subfolders(path: Path) -> list[str]:
+    """Names of the class folders in their order."""
+    if not path.is_dir():
+        raise DataError(
+            f"data: no such directory: {path}. Paths are relative to the site's data root"
+        )
+    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def listed_classes(path: Path) -> list[str] | None:
+    """The names in `classes.txt`, in the directory of the data or the one above; None without."""
+    start = path if path.is_dir() else path.parent
+    for place in (start, start.parent):
+        file = place / "classes.txt"
+        if file.is_file():
+            names = [
+                line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()
+            ]
+            return [n for n in names if n]
+    return None
+
+
+def _blame(files: Sequence[Path], shape: tuple[int, ...]) -> DataError:
+    for path in files:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            return DataError(f"{path}: cannot be read: {error.strerror}")
+        if fault := fault_of(data, shape):
+            return DataError(f"{path}: {fault}. Correct the file, or take it away")
+    return DataError(f"{files[0].parent}: the images cannot be read")

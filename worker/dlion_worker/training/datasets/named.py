@@ -1,0 +1,48 @@
+"""Data sets by name: the digits that scikit-learn carries, and those of keras.datasets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlion_api.errors import DataError
+from dlion_worker.training.datasets.dataset import Samples, checked
+
+_KERAS_IMAGES = ("cifar10", "cifar100", "fashion_mnist", "mnist")
+
+
+def digits() -> Samples:
+    """1,797 handwritten digits, 8x8x1, uint8 (16 grey levels spread over 0..255)."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = np.round(data.images * (255 / 16)).astype(np.uint8)[..., None]
+    return checked(x, data.target, "digits")
+
+
+def keras_images(name: str) -> tuple[Samples, Samples]:
+    """Training and held-out samples of one of keras.datasets, from its cache or downloaded.
+
+    Raises: DataError; a retry helps where the network was away.
+    """
+    if name not in _KERAS_IMAGES:
+        raise DataError(
+            f"keras:{name}: no such set of images (allowed: "
+            f"{', '.join(f'keras:{n}' for n in _KERAS_IMAGES)})"
+        )
+    import keras
+
+    module = getattr(keras.datasets, name)
+    try:
+        (x, y), (test_x, test_y) = module.load_data()
+    # Keras raises a bare Exception when it cannot download.
+    except Exception as error:
+        raise DataError(
+            f"keras:{name}: neither in Keras' cache (~/.keras/datasets, or KERAS_HOME) nor to be "
+            f"downloaded: {error}. Put the file there, or name the data by path"
+        ) from error
+    return _images(x, y, name), _images(test_x, test_y, name)
+
+
+def _images(x: object, y: object, name: str) -> Samples:
+    values, labels = checked(x, y, f"keras:{name}")
+    return (values[..., None] if values.ndim == 3 else values), labels

@@ -1,0 +1,107 @@
+"""Where samples lie: the labels of all of them at once, the samples themselves on demand.
+
+A worker needs all labels, to know which samples are its own, and then its own samples only; with
+images in files that saves decoding everybody else's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dlion_api.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dlion_worker.training.datasets.dataset import Labels
+
+MAX_BYTES = 16 * 2**30
+"""No set of samples may take more memory than this: a guard against nonsense in a header."""
+
+
+class Source(Protocol):
+    """Samples that can be read."""
+
+    name: str
+    labels: Labels
+
+    def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples at these ascending places, as one array [K, ...]."""
+        ...
+
+
+class ArraySource:
+    """Samples that are in memory already."""
+
+    def __init__(self, name: str, x: NDArray[Any], y: Labels) -> None:
+        self.name = name
+        self.labels = y
+        self._x = x
+
+    def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
+        """A copy of the chosen samples; the whole array, uncopied, where all are chosen."""
+        return self._x if len(index_K) == len(self._x) else self._x[index_K]
+
+
+class JoinedSource:
+    """Several sources one after the other, as one."""
+
+    def __init__(self, name: str, sources: list[Source]) -> None:
+        self.name = name
+        self._sources = sources
+        self._starts = np.cumsum([0, *(len(s.labels) for s in sources)])
+        self.labels = np.concatenate([s.labels for s in sources])
+
+    def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
+        """The chosen samples. Raises: DataError where the sources' samples differ in shape."""
+        parts: list[NDArray[Any]] = []
+        for source, start, end in zip(
+            self._sources, self._starts[:-1], self._starts[1:], strict=True
+        ):
+            low, high = np.searchsorted(index_K, [start, end])
+            if high == low:
+                continue
+            part = source.read(index_K[low:high] - start)
+            if parts and part.shape[1:] != parts[0].shape[1:]:
+                raise DataError(
+                    f"{source.name}: samples of another shape (given: {list(part.shape[1:])}; "
+                    f"allowed: {list(parts[0].shape[1:])}, as in the files before). "
+                    "Bring all to one size"
+                )
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def data_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The file itself, or the files of that kind in the directory, in the order of their names.
+
+    Raises: DataError where nothing is found.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(
+            f"data: no such file or directory: {path}. Paths are relative to the site's data root"
+        )
+    found = sorted(
+        p
+        for p in path.iterdir()
+        if p.suffix.lower() in suffixes and not p.name.startswith(".") and p.is_file()
+    )
+    if not found:
+        raise DataError(f"{path}: no data in this directory (allowed: {', '.join(suffixes)} files)")
+    return found
+
+
+def check_size(count: int, shape: tuple[int, ...], source: str) -> None:
+    """Raises DataError where that many uint8 samples would not fit."""
+    size_bytes = count * int(np.prod(shape, dtype=np.int64))
+    if size_bytes > MAX_BYTES:
+        raise DataError(
+            f"{source}: {count} samples of shape {list(shape)} take {size_bytes / 2**30:.1f} GiB "
+            f"(allowed: {MAX_BYTES / 2**30:.0f} GiB). Use smaller images, or keepFraction"
+        )

@@ -1,0 +1,209 @@
+"""Batches of one worker's samples: shuffled by epoch, resumable, and open to new samples.
+
+`next` runs on the training thread; `extend` and `remove` may run on another one beside it.
+Everything that is drawn follows (seed, rank, epoch).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import ContractError, DataError
+from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOG = logging.getLogger(__name__)
+
+_GROWTH = 1.25
+
+StateValue = NDArray[np.generic] | int | float | str
+
+
+class BatchStream:
+    """An endless stream of batches in which every sample comes once per epoch.
+
+    A batch may run over an epoch's end, and be larger than all the data. New samples are mixed
+    into what is left of the epoch under way, so that they are seen soon.
+
+    Raises: DataError where there is no sample at all.
+    """
+
+    def __init__(self, data: DataSet, *, seed: int, rank: int) -> None:
+        if not data.samples:
+            raise DataError(
+                f"worker {rank}: no sample to train on. Put data there before the start, or give "
+                "this worker a share of it"
+            )
+        self._seed, self._rank = seed, rank
+        self._lock = threading.Lock()
+        self._input_shape = data.input_shape
+        self._x, self._y, self._rows = _joined(data.parts)
+        self._epoch = 0
+        self._position = 0
+        self._order = self._shuffled()
+
+    @property
+    def samples(self) -> int:
+        """Samples that the stream holds now."""
+        return sum(len(rows) for rows in self._rows.values())
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data since the start, the one under way as a fraction."""
+        return self._epoch + self._position / max(1, len(self._order))
+
+    def keys(self) -> frozenset[str]:
+        """Parts that the stream holds now."""
+        return frozenset(self._rows)
+
+    def next(self, batch_size: int) -> Samples:
+        """The next batch: x [batch_size, ...] and y, copies."""
+        with self._lock:
+            pieces: list[NDArray[np.int64]] = []
+            missing = batch_size
+            while missing > 0:
+                if self._position >= len(self._order):
+                    self._epoch += 1
+                    self._position = 0
+                    self._order = self._shuffled()
+                piece = self._order[self._position : self._position + missing]
+                pieces.append(piece)
+                self._position += len(piece)
+                missing -= len(piece)
+            rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            return self._x[rows], self._y[rows]
+
+    def extend(self, parts: Mapping[str, Samples]) -> None:
+        """Takes in new samples under their keys; a key that is there already is replaced.
+
+        Raises: DataError where samples have another shape or type; nothing is taken in then.
+        """
+        for key, (x, _) in parts.items():
+            check_alike(x, self._input_shape, key)
+            if x.dtype != self._x.dtype:
+                raise DataError(
+                    f"{key}: samples of another type (given: {x.dtype}; allowed: {self._x.dtype}, "
+                    "as in the rest of the data set)"
+                )
+        with self._lock:
+            self._drop(parts.keys() & self._rows.keys())
+            fresh = self._append(parts)
+            left = np.concatenate([self._order[self._position :], fresh])
+            generator = np.random.default_rng([self._seed, self._rank, self._epoch, len(left)])
+            self._order = np.concatenate(
+                [self._order[: self._position], generator.permutation(left)]
+            )
+
+    def remove(self, keys: frozenset[str] | set[str]) -> None:
+        """Leaves parts out from the next batch on; unknown keys are passed over.
+
+        Raises: DataError where nothing would be left to train on; nothing is removed then.
+        """
+        with self._lock:
+            known = keys & self._rows.keys()
+            if known == self._rows.keys():
+                raise DataError(
+                    "all of this worker's samples are gone from the data; training goes on with "
+                    "the last ones until others appear"
+                )
+            self._drop(known)
+
+    def state(self) -> dict[str, StateValue]:
+        """The position, for a checkpoint."""
+        return {"epoch": self._epoch, "position": self._position, "samples": self.samples}
+
+    def restore(self, state: Mapping[str, StateValue]) -> None:
+        """Goes to a position: with the same data, the same next batch.
+
+        Where the data has changed meanwhile, the epoch under way begins anew.
+        """
+        try:
+            epoch, position, samples = (
+                int(np.asarray(state[k])) for k in ("epoch", "position", "samples")
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise ContractError(
+                f"stream position: unreadable ({error}); allowed: epoch, position, samples"
+            ) from error
+        with self._lock:
+            self._epoch = epoch
+            self._order = self._shuffled()
+            if samples != len(self._order):
+                _LOG.warning(
+                    "the data has changed since the checkpoint (%d samples then, %d now): the "
+                    "epoch begins anew",
+                    samples,
+                    len(self._order),
+                )
+            self._position = position if samples == len(self._order) else 0
+
+    # ---- under the lock
+
+    def _shuffled(self) -> NDArray[np.int64]:
+        live = np.sort(np.concatenate(list(self._rows.values())))
+        return np.random.default_rng([self._seed, self._rank, self._epoch]).permutation(live)
+
+    def _drop(self, keys: set[str] | frozenset[str]) -> None:
+        if not keys:
+            return
+        gone = np.zeros(len(self._y), bool)
+        for key in keys:
+            gone[self._rows.pop(key)] = True
+        seen = self._order[: self._position]
+        left = self._order[self._position :]
+        seen = seen[~gone[seen]]
+        self._order = np.concatenate([seen, left[~gone[left]]])
+        self._position = len(seen)
+
+    def _append(self, parts: Mapping[str, Samples]) -> NDArray[np.int64]:
+        """Rows of the new samples, after room has been made for them."""
+        count = sum(len(y) for _, y in parts.values())
+        used = max((int(rows.max()) + 1 for rows in self._rows.values() if len(rows)), default=0)
+        if used + count > len(self._y) or not (self._x.flags.writeable and self._y.flags.writeable):
+            used = self._compact(count)
+        first = used
+        for key, (x, y) in parts.items():
+            self._x[used : used + len(y)] = x
+            self._y[used : used + len(y)] = y
+            self._rows[key] = np.arange(used, used + len(y))
+            used += len(y)
+        return np.arange(first, used)
+
+    def _compact(self, extra: int) -> int:
+        """Moves the live rows into larger arrays; how many there are."""
+        keys = list(self._rows)
+        live = np.concatenate([np.zeros(0, np.int64), *(self._rows[k] for k in keys)])
+        capacity = int((len(live) + extra) * _GROWTH)
+        x = np.empty((capacity, *self._x.shape[1:]), self._x.dtype)
+        y = np.empty((capacity, *self._y.shape[1:]), self._y.dtype)
+        x[: len(live)], y[: len(live)] = self._x[live], self._y[live]
+        place = np.zeros(len(self._y), np.int64)
+        place[live] = np.arange(len(live))
+        self._order = place[self._order]
+        self._rows = {k: place[self._rows[k]] for k in keys}
+        self._x, self._y = x, y
+        return len(live)
+
+
+def _joined(
+    parts: Mapping[str, Samples],
+) -> tuple[NDArray[Any], Labels, dict[str, NDArray[np.int64]]]:
+    """All parts as one pair of arrays, and the rows of each."""
+    ends = np.cumsum([len(y) for _, y in parts.values()])
+    rows = {
+        key: np.arange(end - len(y), end)
+        for end, (key, (_, y)) in zip(ends, parts.items(), strict=True)
+    }
+    samples = [pair for pair in parts.values() if len(pair[1])]
+    if len(samples) == 1:
+        x, y = samples[0]
+        return x, y, rows
+    x = np.concatenate([x for x, _ in samples])
+    return x, np.concatenate([y for _, y in samples]), rows

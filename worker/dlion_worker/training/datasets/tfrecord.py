@@ -1,0 +1,127 @@
+"""TFRecord files of `tf.train.Example` with `image/encoded` and `image/class/label`."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from dlion_api.errors import DataError
+from dlion_worker.training.datasets.decoding import READ_FAULTS, decode_all, fault_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dlion_worker.training.datasets.dataset import Labels
+
+SUFFIXES = (".tfrecord", ".tfrecords", ".record")
+
+_LABEL = {"image/class/label": tf.io.FixedLenFeature([], tf.int64)}
+_IMAGE = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+_HEADER_BYTES = 12  # length (8), its checksum (4); the data is followed by its checksum (4)
+_FOOTER_BYTES = 4
+
+
+class TFRecordSource:
+    """The records of one file. Raises: DataError naming file and record, counted from 0."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._count = record_count(path)
+        self.labels = self._read_labels()
+
+    def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
+        """The chosen images, decoded."""
+        chosen = np.zeros(self._count, bool)
+        chosen[index_K] = True
+        chosen_N = tf.constant(chosen)
+        records = tf.data.TFRecordDataset(self.name)
+        if not chosen.all():
+            records = (
+                records.enumerate()
+                .filter(lambda number, _: tf.gather(chosen_N, number))
+                .map(lambda _, record: record)
+            )
+        encoded = records.map(
+            lambda record: tf.io.parse_single_example(record, _IMAGE)["image/encoded"]
+        )
+        return decode_all(
+            encoded, len(index_K), source=self.name, blame=lambda shape: self._blame(index_K, shape)
+        )
+
+    def _read_labels(self) -> Labels:
+        batches = (
+            tf.data.TFRecordDataset(self.name)
+            .batch(1024)
+            .map(lambda b: tf.io.parse_example(b, _LABEL)["image/class/label"])
+        )
+        try:
+            labels = np.concatenate(list(batches.as_numpy_iterator()))
+        except READ_FAULTS as error:
+            raise self._blame(np.arange(self._count), ()) from error
+        if labels.min() < 0 or labels.max() > np.iinfo(np.int32).max:
+            number = int(np.argmax((labels < 0) | (labels > np.iinfo(np.int32).max)))
+            raise DataError(
+                f"{self.name}: record {number}: label out of range (given: {labels[number]}; "
+                "allowed: from 0)"
+            )
+        return labels.astype(np.int32)
+
+    def _blame(self, index_K: NDArray[np.int64], shape: tuple[int, ...]) -> DataError:
+        """Looks at the records one by one for the first that is wrong."""
+        wanted = set(index_K.tolist())
+        iterator = iter(tf.data.TFRecordDataset(self.name))
+        for number in range(self._count):
+            try:
+                record = next(iterator)
+            except (tf.errors.DataLossError, StopIteration):
+                return self._error(number, "its checksum is wrong: the file is corrupt")
+            if number not in wanted:
+                continue
+            try:
+                example = tf.io.parse_single_example(record, {**_LABEL, **_IMAGE})
+            except READ_FAULTS:
+                return self._error(
+                    number,
+                    "not a tf.train.Example with image/encoded (one string) and "
+                    "image/class/label (one integer)",
+                )
+            if fault := fault_of(example["image/encoded"], shape):
+                return self._error(number, fault)
+        return DataError(f"{self.name}: cannot be read. Write the file again")
+
+    def _error(self, number: int, fault: str) -> DataError:
+        return DataError(
+            f"{self.name}: record {number}: {fault}. Write the file again, or take it away"
+        )
+
+
+def record_count(path: Path) -> int:
+    """Number of records by the lengths that frame them; checksums are not looked at.
+
+    Raises: DataError where the file ends inside a record: it is cut short, or still being written.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise DataError(f"{path}: the file is empty. Write the file again, or take it away")
+    number = start = 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        while start < size:
+            end = start + _HEADER_BYTES
+            if end <= size:
+                (length,) = struct.unpack_from("<Q", view, start)
+                end += length + _FOOTER_BYTES
+            if end > size:
+                raise DataError(
+                    f"{path}: record {number}: the file ends inside it. It is cut short, or not a "
+                    "TFRecord file. Write the file again, or take it away"
+                )
+            start = end
+            number += 1
+    return number

@@ -1,0 +1,184 @@
+"""Evaluation beside training, and what is said of weights without showing them.
+
+The trainer submits at its interval; a thread of its own works on a snapshot in small batches, so
+that a training step waits for a batch at most, never for an evaluation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlion_worker.training.model import Evaluation, FlatModel, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from dlion_worker.policies.interface import Flat
+
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One replica on held-out samples; `tag` is what the caller submitted it with."""
+
+    tag: Any
+    evaluation: Evaluation
+    sketch: tuple[float, ...]
+    weights_norm: float
+
+
+class Evaluator:
+    """Evaluates snapshots in a thread of its own, one at a time; a waiting one gives way.
+
+    `on_result` and `on_error` are called in that thread; after an error the next snapshot is
+    evaluated as if nothing had been. `seed` chooses the samples of a partial evaluation and the
+    sketch's projection: it must be the same on every worker, or nothing compares.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        *,
+        seed: int,
+        max_samples: int,
+        on_result: Callable[[Evaluated], None],
+        on_error: Callable[[Exception], None],
+        batch_size: int = 64,
+    ) -> None:
+        self._model = model
+        self._x, self._y = x, y
+        self._seed = seed
+        self._batch_size = batch_size
+        self._on_result, self._on_error = on_result, on_error
+        order = np.random.default_rng([seed, 7]).permutation(len(x))[:max_samples]
+        self._partial = np.sort(order) if len(order) < len(x) else None
+        self._lock = threading.Lock()
+        self._waiting: tuple[Any, Snapshot] | None = None
+        self._busy = False
+        self._closed = False
+        self._work: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
+
+    def submit(self, tag: Any) -> None:
+        """Takes a snapshot now and evaluates it soon; call it between steps.
+
+        An earlier snapshot that is still waiting is dropped: the newest counts.
+        """
+        snapshot = self._model.snapshot()
+        with self._lock:
+            self._waiting = (tag, snapshot)
+            if not self._busy:
+                self._busy = True
+                self._work = self._thread.submit(self._drain)
+                self._work.add_done_callback(self._finished)
+
+    def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> Evaluated:
+        """The whole held-out split in the caller's thread: the final evaluation."""
+        return self._evaluated(
+            tag, snapshot or self._model.snapshot(), self._x, self._y, lambda: None
+        )
+
+    def evaluate_some(self, tag: Any, *, snapshot: Snapshot) -> Evaluated:
+        """As many samples as an evaluation between steps takes, in the caller's thread."""
+        return self._evaluated(tag, snapshot, *self._samples(), lambda: None)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until nothing is waiting or under way; whether that came about in time."""
+        return self._work is None or bool(wait([self._work], timeout_s).done)
+
+    def close(self) -> None:
+        """Drops what is waiting and ends the thread after the batch under way."""
+        with self._lock:
+            self._closed = True
+            self._waiting = None
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _drain(self) -> None:
+        try:
+            while (waiting := self._next()) is not None:
+                tag, snapshot = waiting
+                x, y = self._samples()
+                self._on_result(self._evaluated(tag, snapshot, x, y, self._between_batches))
+        except BaseException:
+            with self._lock:
+                self._busy = False
+            raise
+
+    def _finished(self, work: Future[None]) -> None:
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, Exception) and not isinstance(error, CancelledError):
+            self._on_error(error)
+
+    def _next(self) -> tuple[Any, Snapshot] | None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            self._busy = waiting is not None
+            return waiting
+
+    def _between_batches(self) -> None:
+        if self._closed:
+            raise CancelledError
+
+    def _samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        if self._partial is None:
+            return self._x, self._y
+        return self._x[self._partial], self._y[self._partial]
+
+    def _evaluated(
+        self,
+        tag: Any,
+        snapshot: Snapshot,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        between_batches: Callable[[], None],
+    ) -> Evaluated:
+        evaluation = self._model.evaluate(
+            x,
+            y,
+            snapshot=snapshot,
+            batch_size=self._batch_size,
+            between_batches=between_batches,
+        )
+        weights_D = snapshot.weights_D
+        return Evaluated(
+            tag=tag,
+            evaluation=evaluation,
+            sketch=tuple(float(v) for v in sketch(weights_D, self._seed)),
+            weights_norm=float(np.linalg.norm(weights_D)),
+        )
+
+
+def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:
+    """A random projection [width] that keeps distances: |sketch(a) - sketch(b)| is near |a - b|.
+
+    Every entry is added with a random sign to a random one of `width` sums (a count sketch): the
+    squared length is right in the mean, with a relative deviation of sqrt(2 / width), so that a
+    length has one of about 4 % at width 256. All workers of a run use the same seed.
+
+    Source: Charikar, Chen, Farach-Colton 2002.
+    """
+    generator = np.random.default_rng([seed, 11])
+    sums = np.zeros(width)
+    for start in range(0, len(weights_D), _CHUNK):
+        part = weights_D[start : start + _CHUNK]
+        bucket = generator.integers(0, width, len(part))
+        sign = generator.integers(0, 2, len(part)) * 2 - 1
+        sums += np.bincount(bucket, weights=part * sign, minlength=width)
+    return sums
+
+
+def weights_hash(weights_D: Flat) -> str:
+    """BLAKE2b of the weights' bytes, 32 hex digits: equal exactly where the weights are."""
+    data = np.ascontiguousarray(weights_D, np.float32).data
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

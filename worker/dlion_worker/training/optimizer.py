@@ -1,0 +1,168 @@
+"""Optimizers on flat NumPy arrays, in place, and the learning rate that follows the batch.
+
+Called by the trainer for each `Descend`; the simulator may share them. Elementwise, in one order:
+the same inputs give the same bits on every worker. Work goes in blocks that stay in the
+processor's cache.
+
+NumPy rather than TensorFlow because the gradient that policies hand over is a NumPy array, and
+turning it into a tensor costs more than TensorFlow's fused update saves. CPU milliseconds per
+update on one core (ours / TensorFlow's fused operation, conversion of the gradient included):
+momentum 0.8 / 2.0 at 1.1 M parameters, 4.3 / 8.4 at 4.3 M; Adam 2.7 / 2.6 and 10.6 / 11.2.
+
+Source: `keras.optimizers.SGD` and `Adam`, whose formulas and order of operations these follow.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import ContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlion_api.spec import Optimizer
+    from dlion_worker.policies.interface import Flat
+
+_BLOCK = 65_536
+"""Entries handled at a time: 256 KiB per array, so that temporaries stay in the cache."""
+
+_EXACT = 2**20
+
+StateValue = NDArray[np.generic] | int | float | str
+
+
+class FlatOptimizer:
+    """SGD (momentum, Nesterov) or Adam over [size] weights, as the manifest's optimizer says."""
+
+    def __init__(self, spec: Optimizer, size: int) -> None:
+        self._spec = spec
+        self._size = size
+        self._steps = 0
+        names = {"adam": ["mean", "variance"], "sgd": ["momentum"] if spec.momentum else []}
+        self._all = np.zeros((len(names[spec.name]), size), np.float32)
+        self._moments: dict[str, Flat] = dict(zip(names[spec.name], self._all, strict=True))
+        self._first = np.empty(min(size, _BLOCK), np.float32)
+        self._second = np.empty_like(self._first) if spec.name == "adam" else self._first
+
+    def apply(self, weights_D: Flat, gradient_D: Flat, learning_rate: float) -> None:
+        """One update of `weights_D`, in place; the gradient is only read."""
+        if weights_D.shape != (self._size,) or gradient_D.shape != (self._size,):
+            raise ContractError(
+                f"optimizer: wrong length (given: weights {list(weights_D.shape)}, gradient "
+                f"{list(gradient_D.shape)}; allowed: [{self._size}])"
+            )
+        self._steps += 1
+        rate = np.float32(learning_rate)
+        if self._spec.name == "adam":
+            rate = np.float32(learning_rate * self._bias_correction())
+        for start in range(0, self._size, _BLOCK):
+            block = slice(start, min(start + _BLOCK, self._size))
+            if self._spec.name == "adam":
+                self._adam(weights_D[block], gradient_D[block], block, rate)
+            elif self._moments:
+                self._momentum(weights_D[block], gradient_D[block], block, rate)
+            else:
+                self._plain(weights_D[block], gradient_D[block], rate)
+
+    def state(self) -> dict[str, StateValue]:
+        """Moments and step count, for a checkpoint."""
+        moments: dict[str, StateValue] = {n: m.copy() for n, m in self._moments.items()}
+        return {"steps": self._steps, **moments}
+
+    def restore(self, state: Mapping[str, StateValue]) -> None:
+        """Takes back what `state` gave. Raises: ContractError where it is another optimizer's."""
+        if set(state) != {"steps", *self._moments}:
+            raise ContractError(
+                f"optimizer state: given {sorted(state)}; allowed: "
+                f"{sorted(['steps', *self._moments])}. It was saved by another optimizer"
+            )
+        for name, moment_D in self._moments.items():
+            value = np.asarray(state[name])
+            if value.shape != moment_D.shape:
+                raise ContractError(
+                    f"optimizer state {name}: wrong length (given: {list(value.shape)}; allowed: "
+                    f"[{self._size}])"
+                )
+            np.copyto(moment_D, value)
+        self._steps = int(np.asarray(state["steps"]))
+
+    def flat_state(self) -> Flat:
+        """Moments and step count as one vector, for a peer that takes this worker's state over."""
+        # The steps in two parts: float32 holds whole numbers up to 2**24 only.
+        high, low = divmod(self._steps, _EXACT)
+        return np.concatenate([self._all.ravel(), np.array([high, low], np.float32)])
+
+    def restore_flat(self, state_M: Flat) -> None:
+        """Takes a peer's `flat_state` over. Raises: ContractError where the length is another."""
+        if state_M.shape != (self._all.size + 2,):
+            raise ContractError(
+                f"optimizer state: wrong length (given: {list(state_M.shape)}; allowed: "
+                f"[{self._all.size + 2}]). The peer runs another optimizer or model"
+            )
+        np.copyto(self._all, state_M[:-2].reshape(self._all.shape))
+        self._steps = max(0, int(state_M[-2])) * _EXACT + max(0, int(state_M[-1]))
+
+    def _plain(self, weights: Flat, gradient: Flat, rate: np.float32) -> None:
+        scaled = self._first[: len(weights)]
+        np.multiply(gradient, rate, out=scaled)
+        np.subtract(weights, scaled, out=weights)
+
+    def _momentum(self, weights: Flat, gradient: Flat, block: slice, rate: np.float32) -> None:
+        scaled = self._first[: len(weights)]
+        velocity = self._moments["momentum"][block]
+        factor = np.float32(self._spec.momentum)
+        np.multiply(gradient, rate, out=scaled)
+        np.multiply(velocity, factor, out=velocity)
+        np.subtract(velocity, scaled, out=velocity)
+        if not self._spec.nesterov:
+            np.add(weights, velocity, out=weights)
+            return
+        np.subtract(weights, scaled, out=weights)
+        np.multiply(velocity, factor, out=scaled)
+        np.add(weights, scaled, out=weights)
+
+    def _adam(self, weights: Flat, gradient: Flat, block: slice, rate: np.float32) -> None:
+        first, second = self._first[: len(weights)], self._second[: len(weights)]
+        mean, variance = self._moments["mean"][block], self._moments["variance"][block]
+        np.subtract(gradient, mean, out=first)
+        np.multiply(first, np.float32(1 - self._spec.beta1), out=first)
+        np.add(mean, first, out=mean)
+        np.multiply(gradient, gradient, out=second)
+        np.subtract(second, variance, out=second)
+        np.multiply(second, np.float32(1 - self._spec.beta2), out=second)
+        np.add(variance, second, out=variance)
+        np.sqrt(variance, out=second)
+        np.add(second, np.float32(self._spec.epsilon), out=second)
+        np.multiply(mean, rate, out=first)
+        np.divide(first, second, out=first)
+        np.subtract(weights, first, out=weights)
+
+    def _bias_correction(self) -> float:
+        beta1, beta2 = self._spec.beta1, self._spec.beta2
+        return math.sqrt(1 - beta2**self._steps) / (1 - beta1**self._steps)
+
+
+def learning_rate_for(spec: Optimizer, batch_samples: int, *, initial_batch_samples: int) -> float:
+    """The learning rate for an update that stands for `batch_samples` samples.
+
+    DLion's adaptive model-parameter tuning: the number of samples grows with the global batch
+    size and falls when workers are missing from an update, and the rate follows it by the rule in
+    `learningRateScaling`. It is kept within a factor of `learningRateMaxFactor` both ways.
+
+    Source: rule ours; linear as Goyal et al. 2017, square root as Krizhevsky 2014.
+    """
+    ratio = batch_samples / initial_batch_samples
+    if spec.learning_rate_scaling == "linear":
+        factor = ratio
+    elif spec.learning_rate_scaling == "sqrt":
+        factor = math.sqrt(ratio)
+    else:
+        factor = 1.0
+    cap = spec.learning_rate_max_factor
+    bounded: float = min(cap, max(1 / cap, factor))
+    return spec.learning_rate * bounded

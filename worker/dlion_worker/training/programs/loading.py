@@ -1,0 +1,124 @@
+"""From the manifest's `trainer.program` to a `Program`.
+
+The user's protocol, in a file or an importable module:
+
+    build_model() -> keras.Model                     outputs are logits; no softmax at the end
+    load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays; split "train" or "test"
+    loss(y_true, y_pred)                             optional; a scalar or a value per sample
+
+`worker_index` counts the workers of a site from 0, over all its groups.
+`x` of type uint8 is taken for pixels and scaled to 0..1; any other type passes as it is. `y` holds
+class numbers from 0. Without `load_data` the manifest's `trainer.dataset` says what to train on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.errors import ProgramError
+from dlion_worker.training.programs import builtin as builtins
+from dlion_worker.training.programs.program import Program, user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from dlion_api.spec import Program as ProgramSpec
+
+_BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
+    "cipher": builtins.cipher,
+    "cnn17": builtins.cnn17,
+    "digits": builtins.digits,
+    "mobilenet": builtins.mobilenet,
+}
+BUILTIN_NAMES = tuple(_BUILTINS)
+
+_PROTOCOL = (
+    "A program needs build_model() and may have load_data(split, site, worker_index) and loss"
+)
+
+
+def load(spec: ProgramSpec, *, directory: Path) -> Program:
+    """The program that the manifest names; a relative file is looked up in `directory`.
+
+    Raises: ProgramError; a retry does not help.
+    """
+    if spec.builtin:
+        return builtin(spec.builtin)
+    if spec.module:
+        return _from_module(spec.module, directory)
+    if spec.file:
+        return _from_file(directory / spec.file)
+    raise ProgramError(
+        "trainer.program: a config map exists only in a cluster. Name its text as `file` here"
+    )
+
+
+def builtin(name: str) -> Program:
+    """One of the built-in programs, by name."""
+    if name not in _BUILTINS:
+        raise ProgramError(
+            f"trainer.program.builtin: no such program (given: {name}; allowed: "
+            f"{', '.join(BUILTIN_NAMES)})"
+        )
+    return Program(name=name, build=_BUILTINS[name])
+
+
+def _from_file(path: Path) -> Program:
+    path = path.resolve()
+    stub = Program(name=path.name, build=_no_model, source=path)
+    if not path.is_file():
+        raise ProgramError(
+            f"program {path.name}: no such file: {path}. Paths are relative to the manifest; "
+            "`dlion init` writes a template"
+        )
+    name = f"dlion_program_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"program {path.name}: not a Python file: {path}. Name it *.py")
+    module = importlib.util.module_from_spec(spec)
+    # Registered first, as imports do: dataclasses and Keras' registry look their module up.
+    sys.modules[name] = module
+    with user_code(stub, "loading the file", "Correct the program and start again"):
+        spec.loader.exec_module(module)
+    return _from_namespace(module, path.name, path)
+
+
+def _from_module(name: str, directory: Path) -> Program:
+    stub = Program(name=name, build=_no_model)
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))  # last: a user's file must not hide an installed package
+    with user_code(
+        stub, "importing the module", "Install it where the trainer runs, or use program.file"
+    ):
+        module = importlib.import_module(name)
+    return _from_namespace(module, name, Path(module.__file__) if module.__file__ else None)
+
+
+def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Program:
+    for function in ("build_model", "load_data", "loss"):
+        value = getattr(module, function, None)
+        if value is not None and not callable(value):
+            raise ProgramError(f"program {name}: {function} is not a function. {_PROTOCOL}")
+    if not hasattr(module, "build_model"):
+        raise ProgramError(f"program {name}: build_model is missing. {_PROTOCOL}")
+
+    def build(_input_shape: tuple[int, ...], _class_count: int) -> Any:
+        return module.build_model()
+
+    return Program(
+        name=name,
+        build=build,
+        loss=getattr(module, "loss", None),
+        load_data=getattr(module, "load_data", None),
+        source=source,
+    )
+
+
+def _no_model(_input_shape: tuple[int, ...], _class_count: int) -> Any:
+    """Stands in a program that is not loaded yet, for error messages only."""
+    raise AssertionError

@@ -1,0 +1,150 @@
+"""Which of a Keras model's variables train, stay fixed or are state, and where they stand.
+
+Used by `FlatModel` alone. Shape suffixes: D the flat vector of trained variables, S the flat
+vector of floating-point state (moving statistics).
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from dlion_api.errors import ContractError, ProgramError
+from dlion_worker.policies.interface import Flat, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_SEED_STATE = "seed_generator_state"
+"""How Keras ends the path of the state of its random generators (dropout and its like)."""
+
+
+class Variables:
+    """The variables of one model in the order that `stateless_call` wants them.
+
+    Raises: ProgramError where a pattern matches nothing, or nothing is left to train.
+    """
+
+    def __init__(self, model: Any, freeze: Sequence[str]) -> None:
+        self._trainable: list[Any] = list(model.trainable_variables)
+        self._state: list[Any] = list(model.non_trainable_variables)
+        frozen = _frozen_paths([v.path for v in self._trainable + self._state], freeze)
+        self._is_trained = [v.path not in frozen for v in self._trainable]
+        trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
+        if not trained:
+            raise ProgramError(
+                "the model has no variable left to train. Freeze fewer variables "
+                f"(given: {', '.join(freeze) or 'none'})"
+            )
+        self.layout = Layout(
+            names=tuple(v.path for v in trained),
+            sizes=tuple(int(np.prod(v.shape, dtype=np.int64)) for v in trained),
+        )
+        self._shapes = [tuple(v.shape) for v in trained]
+        self._held = [v.path in frozen for v in self._state]
+        is_float = [str(v.dtype).startswith(("float", "bfloat")) for v in self._state]
+        free = [i for i, held in enumerate(self._held) if not held]
+        self._averaged = [i for i in free if is_float[i]]
+        self._counting = [i for i in free if not is_float[i]]
+
+    # ---- inside the compiled step
+
+    def assemble(self, weights_D: Any, fixed: Sequence[Any]) -> list[Any]:
+        """Tensors of all trainable variables: pieces of the flat vector and the frozen ones."""
+        pieces = tf.split(weights_D, list(self.layout.sizes)) if self._shapes else []
+        trained = iter(tf.reshape(p, s) for p, s in zip(pieces, self._shapes, strict=True))
+        frozen = iter(fixed)
+        return [next(trained) if yes else next(frozen) for yes in self._is_trained]
+
+    def hold_frozen(self, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """The new state, in which frozen variables keep their old value."""
+        return [b if h else a for h, b, a in zip(self._held, before, after, strict=True)]
+
+    # ---- values
+
+    def read_weights(self, out_D: Flat) -> None:
+        """Copies the Keras variables' values into the flat vector."""
+        trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
+        for place, variable in zip(self.layout.slices(), trained, strict=True):
+            out_D[place] = np.asarray(variable.value).ravel()
+
+    def read_fixed(self) -> list[Any]:
+        """Tensors of the frozen variables."""
+        pairs = zip(self._trainable, self._is_trained, strict=True)
+        return [tf.identity(v.value) for v, yes in pairs if not yes]
+
+    def read_state(self) -> list[Any]:
+        """Tensors of all non-trainable variables."""
+        return [tf.identity(v.value) for v in self._state]
+
+    def write(self, weights_D: Flat, state: Sequence[Any]) -> None:
+        """Copies flat weights and state back into the Keras variables, to save them."""
+        trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
+        for place, shape, variable in zip(self.layout.slices(), self._shapes, trained, strict=True):
+            variable.assign(weights_D[place].reshape(shape))
+        for variable, value in zip(self._state, state, strict=True):
+            variable.assign(value)
+
+    def seeded(self, state: Sequence[Any], seed: int, rank: int) -> list[Any]:
+        """The state with every random generator set from (seed, rank, its place)."""
+        result = list(state)
+        for i, variable in enumerate(self._state):
+            if variable.path.endswith(_SEED_STATE):
+                words = np.random.SeedSequence([seed, rank, i]).generate_state(2)
+                result[i] = tf.constant(words.astype(variable.dtype))
+        return result
+
+    def flat_state(self, state: Sequence[Any]) -> Flat:
+        """Floating-point state as one vector [S], to be averaged as weights are."""
+        parts = [np.asarray(state[i], np.float32).ravel() for i in self._averaged]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def flat_counters(self, state: Sequence[Any]) -> NDArray[np.int64]:
+        """Random generators and counts as one vector: kept, never averaged."""
+        parts = [np.asarray(state[i], np.int64).ravel() for i in self._counting]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def with_state(self, state: Sequence[Any], state_S: Flat) -> list[Any]:
+        """The state with its floating-point part replaced."""
+        return _replaced(state, self._averaged, state_S, "state")
+
+    def with_counters(self, state: Sequence[Any], counters: NDArray[np.int64]) -> list[Any]:
+        """The state with the rest replaced."""
+        return _replaced(state, self._counting, counters, "counters")
+
+
+def _frozen_paths(paths: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
+    frozen: set[str] = set()
+    for pattern in patterns:
+        matched = [p for p in paths if fnmatchcase(p, pattern)]
+        if not matched:
+            known = ", ".join(p for p in paths if not p.endswith(_SEED_STATE))
+            raise ProgramError(
+                f"trainer.freeze: no variable matches (given: {pattern}; variables: {known}). "
+                "Patterns are as in a shell: conv*/kernel"
+            )
+        frozen.update(matched)
+    return frozenset(p for p in frozen if not p.endswith(_SEED_STATE))
+
+
+def _replaced(
+    state: Sequence[Any], places: Sequence[int], flat: NDArray[Any], what: str
+) -> list[Any]:
+    sizes = [int(np.prod(state[i].shape, dtype=np.int64)) for i in places]
+    if flat.shape != (sum(sizes),):
+        raise ContractError(
+            f"model {what}: wrong length (given: {list(flat.shape)}; allowed: [{sum(sizes)}]). "
+            "It belongs to another model"
+        )
+    result = list(state)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    for i, size, end in zip(places, sizes, ends, strict=True):
+        part = flat[end - size : end]
+        values = part.astype(state[i].dtype.as_numpy_dtype)
+        result[i] = tf.constant(values.reshape(state[i].shape))
+    return result
