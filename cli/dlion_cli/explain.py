@@ -1,0 +1,76 @@
+"""`dlion explain`: what a field of the manifest means, may be, and is when left out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlion_api import document
+from dlion_api.errors import SpecError
+from dlion_api.names import API_VERSION, KIND
+from dlion_api.spec import Job
+
+if TYPE_CHECKING:
+    from dlion_api.document import Explanation
+
+ROOTS = ("apiVersion", "kind", "metadata", "spec")
+
+
+@click.command()
+@click.argument("field", default="", metavar="[FIELD]")
+@click.option("--recursive", is_flag=True, help="Everything below the field, as a tree.")
+def explain(field: str, recursive: bool) -> None:
+    """Say what FIELD of the manifest means: `dlion explain spec.trainer.stop`.
+
+    `spec.` may be left out, and so may the FIELD: the whole manifest.
+    """
+    found = _find(field)
+    click.echo(f"KIND:    {KIND} ({API_VERSION})")
+    if found.path:
+        click.echo(f"FIELD:   {found.path} <{found.type}>{_facts(found)}")
+    click.echo(f"\n{_paragraph(found.doc)}")
+    for rule in found.rules:
+        click.echo(_paragraph(f"Rule: {rule}."))
+    if found.children:
+        click.echo("\nFIELDS:")
+        _fields(found.children, depth=1, recursive=recursive)
+
+
+def _find(field: str) -> Explanation:
+    first = field.split(".", 1)[0].split("[", 1)[0]
+    path = field if not field or first in ROOTS else f"spec.{field}"
+    try:
+        return document.explain(Job, path)
+    except SpecError as error:
+        raise SpecError(error.problems, source="dlion explain") from None
+
+
+def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:
+    indent = "  " * depth
+    for child in children:
+        click.echo(f"{indent}{child.name} <{child.type}>{_facts(child)}")
+        if not recursive:
+            click.echo(_paragraph(child.doc, indent + "  ") + "\n")
+        else:
+            _fields(child.children, depth=depth + 1, recursive=True)
+
+
+def _facts(field: Explanation) -> str:
+    said = ["required"] if field.required else []
+    if field.default is not None and not isinstance(field.default, dict):
+        said.append(f"default {_shown(field.default)}")
+    if field.allowed:
+        said.append(field.allowed)
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _paragraph(text: str, indent: str = "") -> str:
+    return click.wrap_text(
+        text, width=88, initial_indent=indent, subsequent_indent=indent, preserve_paragraphs=True
+    )

@@ -1,0 +1,48 @@
+"""The one place where errors become exit codes and messages of the command line."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Final
+
+from dlion_api.errors import (
+    ContractError,
+    DataError,
+    DLionError,
+    ProgramError,
+    SpecError,
+    UnavailableError,
+)
+from dlion_api.exit_codes import ExitCode
+
+_CODES: Final = (
+    (SpecError, ExitCode.SPEC),
+    (DataError, ExitCode.DATA),
+    (ProgramError, ExitCode.PROGRAM),
+    (UnavailableError, ExitCode.UNAVAILABLE),
+    (ContractError, ExitCode.FAILED),
+)
+_STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """What the process says when this ends it."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    chain: BaseException | None = error
+    while chain is not None:  # a results error wraps the system's
+        if isinstance(chain, OSError) and chain.errno in _STORAGE:
+            return ExitCode.STORAGE
+        chain = chain.__cause__
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+
+
+def message_of(error: BaseException) -> str:
+    """What the user reads. A defect of ours comes with its traceback in the log."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, DLionError | OSError):
+        return str(error)
+    logging.getLogger(__name__).error("unexpected error", exc_info=error)
+    return f"{type(error).__name__}: {error}. This is a defect of dlion: please report it."

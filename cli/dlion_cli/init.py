@@ -1,0 +1,39 @@
+"""`dlion init`: a manifest and a program of one's own to start from."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import click
+
+TEMPLATES = {"image": ("job.yaml", "program.py"), "digits": ("job.yaml",)}
+
+
+@click.command()
+@click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--template",
+    type=click.Choice(sorted(TEMPLATES)),
+    default="image",
+    show_default=True,
+    help="image: your own model and data, in program.py; digits: a built-in program.",
+)
+@click.option("--force", is_flag=True, help="Write over files that are there.")
+def init(directory: Path, template: str, force: bool) -> None:
+    """Write job.yaml, and program.py for a model of your own, into DIRECTORY."""
+    names = TEMPLATES[template]
+    standing = [name for name in names if (directory / name).exists()]
+    if standing and not force:
+        raise click.UsageError(
+            f"{', '.join(standing)}: there already in {directory}; name another directory, or use"
+            " --force to write over"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    source = resources.files("dlion_cli") / "templates" / template
+    for name in names:
+        text = (source / f"{name}.tmpl").read_text(encoding="utf-8")
+        (directory / name).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {directory / name}")
+    click.echo(f"next: dlion validate {directory / 'job.yaml'}")
+    click.echo(f"      dlion run {directory / 'job.yaml'}")

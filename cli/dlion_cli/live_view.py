@@ -1,0 +1,241 @@
+"""The picture in the terminal while `dlion run` runs.
+
+Owns what is shown and how often: at most twice a second on a terminal, otherwise a line now and
+then. `dlion run` feeds it every record; `worker_rows` keeps the figures. The table at the end is
+`table`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_cli.figures import NOT_KNOWN, duration, printable, rate, share, size
+from dlion_cli.worker_rows import WorkerRow, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+
+    from dlion_worker.results.description import RunDescription
+
+REFRESHES_PER_S = 2.0
+LINE_INTERVAL_S = 10.0
+"""Between two lines where the output is no terminal."""
+_EVENT_COUNT = 5
+_MOST_LINKS = 6
+"""With more links than this a row shows their sum alone."""
+_WIDE = 110
+"""Columns of a terminal from which totals, sparklines and links are shown as well."""
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {
+    WorkerState.STARTING: "dim",
+    WorkerState.TRAINING: "green",
+    WorkerState.WAITING: "yellow",
+    WorkerState.LOST: "bold red",
+    WorkerState.FINISHED: "cyan",
+}
+
+
+class LiveView:
+    """Shows a run while it goes on. `update` may be called from any thread."""
+
+    def __init__(
+        self,
+        run: RunDescription,
+        console: Console,
+        *,
+        environment: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._console = console
+        self._environment = environment
+        self._clock = clock
+        self._started_s = clock()
+        self._line_due_s = self._started_s + LINE_INTERVAL_S
+        self._lock = threading.Lock()
+        self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in run.workers}
+        self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
+        self._newest_s = 0.0
+        self._newest_at_s = self._started_s
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            get_renderable=self.render,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._console.print(self.line(), highlight=False)
+
+    def update(self, record: ProgressRecord) -> None:
+        """Takes one record of any worker."""
+        with self._lock:
+            row = self._rows.get(record.rank)
+            if row is not None:
+                row.add(record)
+            if record.time_s > self._newest_s:
+                self._newest_s, self._newest_at_s = record.time_s, self._clock()
+            if isinstance(record, EventRecord):
+                self._events.append(record)
+        if not self._console.is_terminal:
+            self._print_plainly(record)
+
+    def render(self) -> RenderableType:
+        """The picture as it stands."""
+        with self._lock:
+            parts: list[RenderableType] = [self._header(), self._table()]
+            parts.extend(self._event_line(event) for event in self._events)
+            return Group(*parts)
+
+    def line(self) -> str:
+        """The same in one line, for a log."""
+        with self._lock:
+            rows = [row for row in self._rows.values() if row.steps_per_s is not None]
+            states = [row.state(self._now_s()) for row in self._rows.values()]
+            words = [f"{duration(self._clock() - self._started_s)} elapsed"]
+            if rows:
+                steps = sorted(row.iteration for row in rows)
+                words += [
+                    f"step {steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else ""),
+                    f"loss {_mean_text(row.loss for row in rows)}",
+                    f"accuracy {self._accuracy()}",
+                    f"{rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
+                    f"{size(sum(row.sent_bytes for row in rows))} sent",
+                ]
+            counts = [f"{states.count(state)} {state}" for state in WorkerState if state in states]
+            return ", ".join([*words, *counts])
+
+    def _print_plainly(self, record: ProgressRecord) -> None:
+        if isinstance(record, EventRecord) and record.warning:
+            self._console.print(self._event_line(record), soft_wrap=True)
+        if self._clock() >= self._line_due_s:
+            self._line_due_s = self._clock() + LINE_INTERVAL_S
+            self._console.print(self.line(), highlight=False, soft_wrap=True)
+
+    def _now_s(self) -> float:
+        """The run's time now: the newest record's, and what has passed since it came."""
+        return self._newest_s + self._clock() - self._newest_at_s
+
+    def _header(self) -> Text:
+        key = self._run.key
+        header = Text()
+        header.append(f"{key.name}", style="bold")
+        header.append(f"  {key.namespace}, run {printable(key.run_id)}", style="dim")
+        if self._environment:
+            header.append(f"  ·  {printable(self._environment)}")
+        header.append(f"  ·  {duration(self._clock() - self._started_s)} elapsed")
+        header.append(f"  ·  ETA {self.remaining()}")
+        header.append(f"  ·  accuracy {self._accuracy()}")
+        if self._run.target_accuracy:
+            header.append(f" of {share(self._run.target_accuracy)}")
+        return header
+
+    def remaining(self) -> str:
+        """Time until a stop condition is met that can be foreseen; — where none can.
+
+        `≤` where another condition (an accuracy) may end the run before.
+        """
+        ends = [*self._seconds_left(), *self._step_seconds_left()]
+        if not ends:
+            return NOT_KNOWN
+        return ("≤ " if self._run.target_accuracy else "") + duration(min(ends))
+
+    def _seconds_left(self) -> list[float]:
+        starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
+        if self._run.max_seconds is None or not starts:
+            return []
+        return [max(0.0, self._run.max_seconds - (self._now_s() - min(starts)))]
+
+    def _step_seconds_left(self) -> list[float]:
+        """The first worker to do its last step ends the run for all."""
+        steps = self._run.max_steps
+        if steps is None:
+            return []
+        paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
+        return [max(0, steps - done) / pace for done, pace in paces if pace]
+
+    def _accuracy(self) -> str:
+        known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
+        if not known:
+            return NOT_KNOWN
+        mean = share(sum(known) / len(known))
+        return f"{mean} ({share(min(known))} to {share(max(known))})" if len(known) > 1 else mean
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
+        for title in ("worker", "state"):
+            table.add_column(title, no_wrap=True)
+        for title in ("step", "loss", "accuracy", "batch", "samples/s", "sent/s"):
+            table.add_column(title, justify="right", no_wrap=True)
+        if self._console.width >= _WIDE:
+            table.add_column("sent", justify="right", no_wrap=True)
+            table.add_column("", no_wrap=True)
+            if len(self._rows) - 1 <= _MOST_LINKS:
+                table.add_column("per link and s")  # the only column that gives way
+        for row in self._rows.values():
+            cells = self._cells(row)
+            table.add_row(*cells[: len(table.columns)])
+        return table
+
+    def _cells(self, row: WorkerRow) -> list[RenderableType]:
+        state = row.state(self._now_s())
+        started = row.steps_per_s is not None
+        links = Text(no_wrap=True, overflow="ellipsis")
+        for peer, link in sorted(row.links.items()):
+            links.append(f"→{peer} ", style="dim" if link.connected else "red")
+            links.append(f"{size(link.bytes_per_s) if link.connected else 'down'}  ")
+        return [
+            Text(row.name),
+            Text(state.value, style=_STYLES[state]),
+            Text(f"{row.iteration:,}" if started else NOT_KNOWN),
+            Text(_mean_text([row.loss])),
+            Text(share(row.accuracy)),
+            Text(f"{row.batch:,}" if started else NOT_KNOWN),
+            Text(rate(row.samples_per_s)),
+            Text(size(row.bytes_per_s)),
+            Text(size(row.sent_bytes)),
+            Text(_sparkline(row.spark), style="blue"),
+            links,
+        ]
+
+    def _event_line(self, event: EventRecord) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{duration(event.time_s):>8}  ", style="dim")
+        line.append(f"{self._run.worker_name(event.rank)}  ")
+        line.append(printable(event.reason), style="bold yellow" if event.warning else "bold")
+        line.append(f"  {printable(event.message)}")
+        return line
+
+
+def _mean_text(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.4g}" if known else NOT_KNOWN
+
+
+def _sparkline(values: Iterable[float]) -> str:
+    known = list(values)
+    top = max(known, default=0.0)
+    if top <= 0:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(v / top * len(_BARS)))] for v in known)

@@ -1,0 +1,169 @@
+"""Manifest files: reading them with line numbers, and `--set path=value`.
+
+Called by `dlion run`, `validate` and whoever else takes a file. Knows no document's form:
+`dlion_api.document.parse` checks what is read here.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.errors import DataError, Problem, SpecError
+from dlion_cli.yaml_text import MOST_BYTES, Text, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STDIN: Final = "-"
+_ROOTS: Final = ("apiVersion", "kind", "metadata", "spec")
+_STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,6})\]")
+
+
+def read_documents(path: str | Path) -> list[Text]:
+    """Every document of a file (`-` is standard input), at least one.
+
+    Raises `DataError` if the file cannot be read, `SpecError` if it is no YAML or holds nothing.
+    """
+    source = "standard input" if str(path) == STDIN else str(path)
+    try:
+        documents = read_text(_contents(path), source=source)
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read: {error.strerror}. Check the path.") from None
+    if not documents:
+        raise SpecError([Problem("(document)", "is empty")], source=source)
+    return documents
+
+
+def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The one document of a file, and the line of each path in it (`spec.sites[0].name`).
+
+    Raises as `read_documents` does, and `SpecError` if the file holds several documents.
+    """
+    documents = read_documents(path)
+    if len(documents) > 1:
+        problem = Problem(
+            "(document)",
+            "there are several documents in the file",
+            value=str(len(documents)),
+            allowed="1",
+            advice="Keep one, or split the file at its --- lines.",
+            line=documents[1].lines.get(""),
+        )
+        raise SpecError([problem], source=str(path))
+    return documents[0].value, documents[0].lines
+
+
+def _contents(path: str | Path) -> bytes:
+    if str(path) == STDIN:
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    with Path(path).open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """The document with `path=value` applied in order; the one given stays as it is.
+
+    A path may leave out `spec.`; lists are indexed (`sites[0].groups[1].workers=2`), one past the
+    end appends; values are YAML, and an empty one takes the field out, so that its default holds.
+
+    >>> apply_set({"spec": {"sites": [{"name": "a"}]}}, ["sites[0].name=b", "trainer.seed=7"])
+    {'spec': {'sites': [{'name': 'b'}], 'trainer': {'seed': 7}}}
+
+    Raises `SpecError` with everything that cannot be applied.
+    """
+    changed: dict[str, Any] = copy.deepcopy(document)
+    problems = []
+    for assignment in assignments:
+        try:
+            _assign(changed, assignment)
+        except _CannotSetError as error:
+            problems.append(Problem(assignment, str(error), advice=error.advice))
+    if problems:
+        raise SpecError(problems, source="--set")
+    return changed
+
+
+class _CannotSetError(Exception):
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+def _assign(document: dict[str, Any], assignment: str) -> None:
+    path, equals, text = assignment.partition("=")
+    if not equals:
+        raise _CannotSetError("has no =", "Write it as path=value.")
+    steps = _steps(path.strip())
+    place: Any = document
+    for step, following in itertools.pairwise(steps):
+        place = _enter(place, step, [] if isinstance(following, int) else {}, path)
+    _store(place, steps[-1], _value(text), path)
+
+
+def _steps(path: str) -> list[str | int]:
+    steps: list[str | int] = []
+    at = 0
+    while at < len(path):
+        found = _STEP.match(path, at)
+        if found is None or (at == 0 and path[0] in ".["):
+            raise _CannotSetError(
+                f"is no path at {path[at:]!r}", "Write it like sites[0].groups[0].workers=2."
+            )
+        steps.append(found[1] if found[1] is not None else int(found[2]))
+        at = found.end()
+    if not steps:
+        raise _CannotSetError("has no path", "Write it as path=value.")
+    return steps if steps[0] in _ROOTS else ["spec", *steps]
+
+
+def _value(text: str) -> Any:
+    try:
+        documents = read_text(text, source="--set")
+    except SpecError as error:
+        raise _CannotSetError(
+            f"has a value that is not YAML: {error.problems[0].message}"
+        ) from None
+    return documents[0].value if documents else None
+
+
+def _enter(place: Any, step: str | int, empty: Any, path: str) -> Any:
+    if isinstance(step, int):
+        _check_index(place, step, path)
+        if step == len(place):
+            place.append(empty)
+        return place[step]
+    _check_mapping(place, step, path)
+    if place.get(step) is None:
+        place[step] = empty
+    return place[step]
+
+
+def _store(place: Any, step: str | int, value: Any, path: str) -> None:
+    if isinstance(step, int):
+        _check_index(place, step, path)
+        place[step : step + 1] = [value]
+        return
+    _check_mapping(place, step, path)
+    if value is None:
+        place.pop(step, None)
+    else:
+        place[step] = value
+
+
+def _check_index(place: Any, index: int, path: str) -> None:
+    if not isinstance(place, list):
+        raise _CannotSetError(f"what stands before [{index}] in {path} is not a list")
+    if index > len(place):
+        raise _CannotSetError(f"index {index} is out of range: the list has {len(place)} items")
+
+
+def _check_mapping(place: Any, name: str, path: str) -> None:
+    if not isinstance(place, dict):
+        kind = "a list" if isinstance(place, list) else "a single value"
+        advice = f"Write [0].{name} for its first item." if kind == "a list" else ""
+        raise _CannotSetError(f"what stands before {name!r} in {path} is {kind}", advice)

@@ -1,0 +1,47 @@
+"""`dlion report`: one self-contained page of one result folder, or of several side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dlion_api.errors import UnavailableError
+from dlion_api.exit_codes import ExitCode
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="DIR…", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the page goes; by default DIR/report.html, or report.html here for several.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="TEXT",
+    help="Name of a run on the page, once per DIR in the same order; by default the folder's name.",
+)
+@click.option("--title", default="", metavar="TEXT", help="Title of the page.")
+def report(folders: tuple[Path, ...], out: Path | None, labels: tuple[str, ...], title: str) -> int:
+    """Make report.html of a result folder, or compare several.
+
+    The page holds its pictures itself: it can be mailed and opened anywhere. Among several runs
+    one with a single worker is the reference for speed-up.
+    """
+    if labels and len(labels) != len(folders):
+        raise click.UsageError(
+            f"--label was given {len(labels)} times for {len(folders)} folders; "
+            "give one for each folder, or none"
+        )
+    try:
+        from dlion_worker.results.report.page import write_report
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"dlion report needs {error.name}: install the extra with `pip install dlion[worker]`"
+        ) from error
+    target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    click.echo(write_report(folders, target, labels=labels, title=title))
+    return ExitCode.OK

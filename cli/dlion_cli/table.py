@@ -1,0 +1,107 @@
+"""What `dlion run` prints when a run has ended: a table for people, or the summary as JSON.
+
+Called by `run` and `report` with a summary (docs/results.md). Works nothing out itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_cli.figures import duration, printable, rate, share, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rich.console import Console
+
+
+def print_result(
+    console: Console,
+    summary: Mapping[str, Any],
+    *,
+    folder: Path,
+    report: Path | None = None,
+    output: str = "table",
+) -> None:
+    """Prints the end of a run; with `output="json"` one JSON object and nothing else."""
+    if output == "json":
+        document = {**summary, "folder": str(folder), "report": str(report) if report else None}
+        console.print(json.dumps(document, indent=2), markup=False, highlight=False, soft_wrap=True)
+        return
+    console.print(result_table(summary))
+    for line in _closing_lines(summary, folder, report):
+        console.print(Text(line), soft_wrap=True)
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """One row per replica and one for all of them."""
+    job, ending = summary["job"], summary["ending"]
+    title = f"{job['name']}: {printable(ending['stop_reason'])} after {duration(summary['time_s'])}"
+    table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
+    table.add_column("replica", no_wrap=True)
+    for column in ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for worker in summary["workers"]:
+        table.add_row(*_worker_cells(worker))
+    accuracy = summary["accuracy"]
+    table.add_section()
+    table.add_row(
+        "all, mean",
+        share(accuracy["mean"]),
+        "",
+        f"{summary['steps']:,}",
+        f"{summary['samples']:,}",
+        rate(summary["samples_per_s"]),
+        "",
+        size(summary["sent_bytes"]),
+        style="bold",
+    )
+    if accuracy["averaged_model"] is not None:
+        table.add_row("averaged model", share(accuracy["averaged_model"]), style="bold")
+    return table
+
+
+def _worker_cells(worker: Mapping[str, Any]) -> list[str]:
+    batch = worker["batch_size"]
+    classes = [value for value in worker["accuracy"]["classes"] if value is not None]
+    return [
+        printable(worker["name"]),
+        share(worker["accuracy"]["final"]),
+        share(min(classes, default=None)),
+        f"{worker['steps']:,}",
+        f"{worker['samples']:,}",
+        rate(worker["samples_per_s"]),
+        str(batch["last"]) if batch["min"] == batch["max"] else f"{batch['min']} to {batch['max']}",
+        size(worker["sent_bytes"]),
+    ]
+
+
+def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
+    lines = []
+    target = summary["target"]
+    if target is not None:
+        goal = share(target["accuracy"])
+        if target["time_s"] is None:
+            lines.append(f"Target of {goal} (mean over replicas): not reached")
+        else:
+            sent = size(target["sent_bytes"])
+            lines.append(
+                f"Target of {goal}: reached after {duration(target['time_s'])}, {sent} sent"
+            )
+    drift = summary["drift"]
+    if drift["last"] is not None:
+        lines.append(
+            f"Drift between replicas: {drift['last']:.3f} at the end, {drift['max']:.3f} at most"
+        )
+    if summary["events"]["warnings"]:
+        lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
+    lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]
+    lines.append(f"Results: {folder}")
+    if report is not None:
+        lines.append(f"Report: {report}")
+    return lines

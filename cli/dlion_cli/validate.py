@@ -1,0 +1,96 @@
+"""`dlion validate`: every problem of every manifest at once, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlion_api.errors import DataError, Problem, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import KIND
+from dlion_api.spec import load_job
+from dlion_cli.manifests import STDIN, read_documents
+
+if TYPE_CHECKING:
+    from dlion_cli.yaml_text import Text
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+def validate(files: tuple[str, ...], output: str) -> int:
+    """Check manifests; `-` reads standard input.
+
+    Every document of every file is checked, and every problem said at once. Exit code 65 when a
+    manifest is wrong, 66 when a file cannot be read.
+    """
+    results = [result for file in files for result in _check_file(file)]
+    if output == "json":
+        click.echo(json.dumps(results, indent=2, ensure_ascii=False))
+    else:
+        _say(results)
+    codes = {result["exitCode"] for result in results}
+    return next((c for c in (ExitCode.DATA, ExitCode.SPEC) if c in codes), ExitCode.OK)
+
+
+def _check_file(file: str) -> list[dict[str, Any]]:
+    source = "standard input" if file == STDIN else file
+    try:
+        documents = read_documents(file)
+    except SpecError as error:
+        return [_result(source, problems=error.problems)]
+    except DataError as error:
+        problem = Problem("(file)", str(error).removeprefix(f"{source}: "))
+        return [_result(source, problems=(problem,), code=ExitCode.DATA)]
+    return [
+        _check_document(document, f"{source}#{number}" if len(documents) > 1 else source)
+        for number, document in enumerate(documents, start=1)
+    ]
+
+
+def _check_document(document: Text, source: str) -> dict[str, Any]:
+    try:
+        job = load_job(document.value, source=source, lines=document.lines)
+    except SpecError as error:
+        return _result(source, problems=error.problems)
+    return _result(source, name=str(job.key), spec_hash=job.hash())
+
+
+def _result(
+    source: str,
+    *,
+    name: str = "",
+    spec_hash: str = "",
+    problems: tuple[Problem, ...] = (),
+    code: ExitCode = ExitCode.SPEC,
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "valid": not problems,
+        "job": name,
+        "specHash": spec_hash,
+        "exitCode": int(code if problems else ExitCode.OK),
+        "problems": [_as_json(problem) for problem in problems],
+    }
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "path": problem.path,
+        "line": problem.line,
+        "message": problem.message,
+        "value": problem.value,
+        "allowed": problem.allowed,
+        "advice": problem.advice,
+    }
+
+
+def _say(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        if result["valid"]:
+            click.echo(f"{result['source']}: {KIND} {result['job']} is valid")
+            continue
+        problems = [Problem(**problem) for problem in result["problems"]]
+        click.echo(str(SpecError(problems, source=result["source"])), err=True)

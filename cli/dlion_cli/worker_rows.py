@@ -1,0 +1,156 @@
+"""What the live view knows of each worker, from the records as they come.
+
+Owns recent rates and the worker's state. Fed and drawn by `live_view`; draws nothing itself. Over
+a whole run, figures are added up by `dlion_worker.results.tally` instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from dlion_api.names import Rank
+from dlion_api.progress import (
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WINDOW_S = 10.0
+"""Recent rates are over this long."""
+QUIET_S = 5.0
+"""No step for this long, and for five usual steps: the worker waits for something."""
+_SPARK_COUNT = 12
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing, as its records tell."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    WAITING = "waiting"
+    LOST = "lost"
+    FINISHED = "finished"
+
+
+_STATES: Mapping[str, WorkerState] = {
+    "WorkerReady": WorkerState.STARTING,
+    "WorkerLost": WorkerState.LOST,
+    "WorkerFailed": WorkerState.LOST,
+    "TrainingStopped": WorkerState.FINISHED,
+    "ModelSaved": WorkerState.FINISHED,
+}
+"""What an event says of its worker, by its reason."""
+
+
+@dataclass
+class LinkRow:
+    """One link's recent rate and its total."""
+
+    time_s: float = 0.0
+    bytes_per_s: float = 0.0
+    sent_bytes: int = 0
+    connected: bool = True
+
+    def add(self, record: LinkRecord) -> None:
+        """Takes one report."""
+        span_s = record.time_s - self.time_s
+        if span_s > 0:
+            self.bytes_per_s = record.sent_bytes / span_s
+        self.time_s = record.time_s
+        self.sent_bytes += record.sent_bytes
+        self.connected = record.connected
+
+
+@dataclass
+class WorkerRow:
+    """One worker as the view shows it."""
+
+    rank: Rank
+    name: str
+    iteration: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    batch: int = 0
+    first_step_s: float | None = None
+    links: dict[Rank, LinkRow] = field(default_factory=dict)
+    spark: deque[float] = field(default_factory=lambda: deque(maxlen=_SPARK_COUNT))
+    _steps: deque[tuple[float, float, int]] = field(default_factory=deque)
+    """(end, wall seconds, samples) of the steps in the window."""
+    _state: WorkerState = WorkerState.STARTING
+    _spark_s: float = 0.0
+
+    def add(self, record: ProgressRecord) -> None:
+        """Takes a record of this worker."""
+        match record:
+            case StepRecord():
+                self._add_step(record)
+            case EvaluationRecord():
+                self.accuracy = record.accuracy
+            case LinkRecord():
+                self._add_link(record)
+            case EventRecord():
+                self._add_event(record)
+            case _:
+                pass
+
+    def state(self, now_s: float) -> WorkerState:
+        """What the worker is doing at that time of the run."""
+        if self._state is not WorkerState.TRAINING or not self._steps:
+            return self._state
+        usual_s = sum(wall_s for _, wall_s, _ in self._steps) / len(self._steps)
+        quiet_s = now_s - self._steps[-1][0]
+        return WorkerState.WAITING if quiet_s > max(QUIET_S, 5 * usual_s) else self._state
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Over the window; None before the first step."""
+        if not self._steps:
+            return None
+        span_s = self._steps[-1][0] - self._steps[0][0] + self._steps[0][1]
+        return sum(samples for _, _, samples in self._steps) / span_s if span_s > 0 else None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Over the window; None before the first step."""
+        if not self._steps:
+            return None
+        span_s = self._steps[-1][0] - self._steps[0][0] + self._steps[0][1]
+        return len(self._steps) / span_s if span_s > 0 else None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Recent rate over all links."""
+        return sum(link.bytes_per_s for link in self.links.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Over all links, since the run began."""
+        return sum(link.sent_bytes for link in self.links.values())
+
+    def _add_step(self, record: StepRecord) -> None:
+        self.iteration, self.loss = record.iteration, record.loss
+        self.batch = record.local_batch_size
+        if self.first_step_s is None:
+            self.first_step_s = record.time_s - record.wall_s
+        if self._state is not WorkerState.FINISHED:
+            self._state = WorkerState.TRAINING
+        self._steps.append((record.time_s, record.wall_s, record.local_batch_size))
+        while len(self._steps) > 2 and self._steps[0][0] < record.time_s - WINDOW_S:
+            self._steps.popleft()
+
+    def _add_link(self, record: LinkRecord) -> None:
+        self.links.setdefault(record.peer, LinkRow()).add(record)
+        if record.time_s >= self._spark_s + 1:
+            self._spark_s = record.time_s
+            self.spark.append(self.bytes_per_s)
+
+    def _add_event(self, record: EventRecord) -> None:
+        self._state = _STATES.get(record.reason, self._state)
