@@ -1,0 +1,151 @@
+"""What it costs the others when a trainer is killed, over many cycles in one run.
+
+One `dlion run` of four workers; again and again one of them gets SIGKILL, and the next cycle begins
+when it contributes again. Printed per cycle: iterations that the others lost (the project's
+definition: longer than twice their median, or thrown away), their longest iteration, seconds from
+the kill until the worker is back, and from its TensorFlow import until its first step.
+
+    python benchmarks/kill_restart.py --cycles 20 --mode bounded
+    python benchmarks/kill_restart.py --cycles 20 --mode synchronous
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from dlion_api.names import Rank  # noqa: E402
+from dlion_api.progress import ProgressRecord, StepRecord  # noqa: E402
+from dlion_worker.results.faults import IterationLoss, iteration_losses  # noqa: E402
+from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
+
+WORKERS = 4
+BEFORE_S = 1.0
+"""Of each worker's time before a kill, to know its usual iteration."""
+SETTLED = 20
+"""Iterations between a return and the next kill."""
+
+
+@dataclass
+class Cycle:
+    """One kill and what came of it; times by the run's clock."""
+
+    rank: int
+    killed_s: float
+    back_s: float = 0.0
+    after_import_s: float = 0.0
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="dlion-kill-") as folder:
+        with LocalRun(Path(folder), _document(arguments, Path(folder))) as run:
+            run.wait_for_step(SETTLED)
+            chance = random.Random(arguments.seed)
+            cycles = [_cycle(run, chance.randrange(WORKERS)) for _ in range(arguments.cycles)]
+            run.process.send_signal(signal.SIGTERM)
+            code = run.finish()
+        _print(run, cycles, code, arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--mode", default="bounded", help="spec.synchronization.mode")
+    parser.add_argument("--nap-s", type=float, default=0.2, help="what a step takes, idle")
+    parser.add_argument("--seed", type=int, default=1, help="chooses who is killed")
+    return parser.parse_args()
+
+
+def _document(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    trainer = {"program": blobs(folder, nap_s=arguments.nap_s), "stop": {"maxSeconds": 86_400}}
+    sites = {"plant-a": WORKERS - 1, "plant-b": 1}
+    mode = {"mode": arguments.mode}
+    restarts = 10 * arguments.cycles
+    return job_document(sites, trainer=trainer, synchronization=mode, maxRestarts=restarts)
+
+
+def _cycle(run: LocalRun, rank: int) -> Cycle:
+    steps = run.steps()
+    last = max(steps, key=lambda step: step.time_s)
+    before = max(step.incarnation for step in steps if step.rank == rank)
+    cycle = Cycle(rank, killed_s=last.time_s)
+    run.kill_trainer(rank)
+    run.wait_until(lambda: _first(run, rank, before), f"worker {rank} is back", 120)
+    first = _first(run, rank, before)
+    assert first is not None
+    imported = run.events("TrainerImported", rank)[-1]
+    cycle.back_s = first.time_s
+    cycle.after_import_s = first.time_s - imported.time_s
+    run.wait_until(
+        lambda: min(run.steps(r)[-1].iteration for r in range(WORKERS)) > first.iteration + SETTLED,
+        "they go on together",
+        120,
+    )
+    time.sleep(BEFORE_S)
+    return cycle
+
+
+def _first(run: LocalRun, rank: int, before: int) -> Any:
+    return next((step for step in run.steps(rank) if step.incarnation > before), None)
+
+
+def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> None:
+    records = run.records()
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    print(f"commit {commit}, {WORKERS} workers, mode {arguments.mode}, exit code {code}")
+    print("| cycle | killed | others lost | median s | longest s | back s | after import s |")
+    print("|---|---|---|---|---|---|---|")
+    most = 0
+    for number, cycle in enumerate(cycles, start=1):
+        until_s = cycle.back_s + 5 * arguments.nap_s
+        losses = iteration_losses(
+            _around(records, cycle.killed_s, until_s),
+            killed={Rank(cycle.rank)},
+            since_s=cycle.killed_s,
+            until_s=until_s,
+        )
+        lost = [_lost(loss) for loss in losses.values()]
+        most = max(most, *lost)
+        print(
+            f"| {number} | {cycle.rank} | {' '.join(map(str, lost))} "
+            f"| {statistics.median(loss.median_s for loss in losses.values()):.3f} "
+            f"| {max(loss.longest_s for loss in losses.values()):.3f} "
+            f"| {cycle.back_s - cycle.killed_s:.1f} | {cycle.after_import_s:.1f} |"
+        )
+    slowest = max(cycle.after_import_s for cycle in cycles)
+    print(
+        f"most iterations lost by another worker in a cycle: {most}; slowest return {slowest:.1f} s"
+    )
+    if arguments.mode == "synchronous":
+        known = hashes(run.steps()).values()
+        differing = sum(len(set(of_iteration.values())) > 1 for of_iteration in known)
+        print(f"iterations after which replicas differed: {differing} of {len(known)}")
+
+
+def _around(records: list[ProgressRecord], since_s: float, until_s: float) -> list[StepRecord]:
+    """Steps about that fault: an earlier return of another worker is not this one's cost."""
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    return [step for step in steps if since_s - BEFORE_S <= step.time_s <= until_s]
+
+
+def _lost(loss: IterationLoss) -> int:
+    return len(loss.slow) + len(loss.discarded)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""One shaped link with more to send than it carries, and its rate dropped in mid-run.
+
+    python benchmarks/link.py [--runs 5] [--short]
+
+As root. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s, later 5. Use
+and overshoot are of the bytes that left the interface, headers and all, against what htb lets pass.
+Backlog is what a link holds (queued and unacknowledged) against the budget that was in force when
+the oldest of those bytes was handed over. Exit code 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import local_runs
+import numpy as np
+from local_runs import LocalRun, Record
+
+from dlion_worker.local.enter import enter_network
+
+BYTES_PER_MBIT = 125_000
+FIRST_MBIT, LATER_MBIT = 20, 5
+WORKERS, SAMPLES_EACH, CORES = 2, 96, 0.7
+SETTLE_S = 5.0
+SAMPLE_S = 0.05
+WINDOW_S = 1.0
+USE_BAR, OVERSHOOT_BAR, ITERATIONS_BAR, BACKLOG_BAR = 0.90, 0.05, 3, 2.0
+INSIDE_FRACTION = 1.05
+"""A rate is inside up to here: directives are only told anew when budgets differ by 5 %."""
+ITERATION_NOISE = 1.2
+"""A budget goes by the time of an iteration of the slowest worker, as estimated."""
+
+
+@dataclass
+class InterfaceMeter(threading.Thread):
+    """Bytes that left one worker's interface, again and again."""
+
+    namespace: str
+    times_s: list[float] = field(default_factory=list)
+    sent_bytes: list[int] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+
+    __hash__ = threading.Thread.__hash__
+
+    def run(self) -> None:
+        """Reads until `over`; the thread belongs to the namespace."""
+        enter_network(self.namespace)
+        with Path("/proc/thread-self/net/dev").open() as file:
+            while not self.over.wait(SAMPLE_S):
+                file.seek(0)
+                line = next((line for line in file if line.lstrip().startswith("eth0:")), None)
+                if line is None:  # the run is over, and the interface gone
+                    return
+                self.times_s.append(time.monotonic())
+                self.sent_bytes.append(int(line.partition(":")[2].split()[8]))
+
+    def use(self, began_s: float, ended_s: float, mbit: float) -> float:
+        """Share of the rate that was used in that time."""
+        sent = np.interp([began_s, ended_s], self.times_s, self.sent_bytes)
+        return float((sent[1] - sent[0]) / (ended_s - began_s) / (mbit * BYTES_PER_MBIT))
+
+    def fell_s(self, from_s: float) -> float:
+        """When the rate was changed: a third of a window of 0.3 s was then still before it.
+
+        The plan's time is only when the change was due; a busy machine makes it a little later.
+        """
+        window_s, third = 0.3, FIRST_MBIT / 3 + LATER_MBIT * 2 / 3
+        starts = np.arange(from_s, from_s + SETTLE_S, SAMPLE_S / 5)
+        fell_s = next(s for s in starts if self.use(s, s + window_s, third) < 1.0)
+        return float(fell_s + window_s / 3)
+
+    def overshoot(self, began_s: float, ended_s: float, mbit: float) -> float:
+        """99th percentile, over all windows of a second, of what passed above the rate."""
+        starts = np.arange(began_s, ended_s - WINDOW_S, SAMPLE_S)
+        sent = np.interp(starts + WINDOW_S, self.times_s, self.sent_bytes) - np.interp(
+            starts, self.times_s, self.sent_bytes
+        )
+        return float(np.percentile(sent / (WINDOW_S * mbit * BYTES_PER_MBIT) - 1, 99))
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a run was: training began at `began_s` in its records, whose zero is `zero_s`."""
+
+    zero_s: float
+    began_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One worker's link in one run."""
+
+    rank: int
+    use: float
+    use_later: float
+    overshoot: float
+    overshoot_later: float
+    iterations: int | None
+    """Until the budget in force was inside the new rate and stayed there; None: never."""
+    backlog: float
+    """Most, in budgets in force when the bytes were handed over."""
+    backlog_now: float
+    """Most, in budgets in force at the moment: after a drop bytes of the old budget are there."""
+    above_now_s: float
+    """For so long it was above two of those."""
+    step_s: float
+
+    @property
+    def held(self) -> bool:
+        """Whether every bar was met."""
+        return (
+            self.use >= USE_BAR
+            and max(self.overshoot, self.overshoot_later) <= OVERSHOOT_BAR
+            and self.iterations is not None
+            and self.iterations <= ITERATIONS_BAR
+            and self.backlog <= BACKLOG_BAR
+        )
+
+
+def iterations_until_inside(
+    steps: list[Record], directives: list[Record], peer: int, changed_s: float
+) -> int | None:
+    """Iterations after the change until what is sent keeps inside, for good.
+
+    Counted from the first that begins after the change; what is sent at its end is what counts.
+    Inside: the rate that the budget is made of, which is the receiver's, and the budget itself in
+    an iteration as long as the last ten (single ones vary by a third).
+    """
+    first = next(i for i, s in enumerate(steps) if s["time_s"] - s["wall_s"] >= changed_s)
+    rate = LATER_MBIT * BYTES_PER_MBIT
+    inside = []
+    for number in range(first, len(steps)):
+        step, known = steps[number], steps[max(0, number - 10) : number]
+        took_s = statistics.mean(s["wall_s"] for s in known)
+        told = [d for d in directives if d["time_s"] <= step["time_s"] - step["waited_s"]][-1]
+        estimate = told["bandwidth_bytes_per_s"][str(peer)]
+        budget = told["budget_bytes"][str(peer)]
+        inside.append(
+            estimate <= INSIDE_FRACTION * rate and budget <= ITERATION_NOISE * rate * took_s
+        )
+    return _settled(inside)
+
+
+def _settled(inside: list[bool]) -> int | None:
+    """The first (from 1) with two more inside behind it."""
+    for index in range(len(inside) - 2):
+        if all(inside[index : index + 3]):
+            return index + 1
+    return None
+
+
+def backlogs(samples: list[Record]) -> tuple[float, float, float]:
+    """Most backlog in budgets of then, in budgets of now, and the time above two of now."""
+    handed = np.maximum.accumulate([s["sent_total"] + s["queued_bytes"] for s in samples])
+    worst = worst_now = above_s = 0.0
+    for number, sample in enumerate(samples):
+        held = sample["queued_bytes"] + sample["unacknowledged_bytes"]
+        if not held:
+            continue
+        oldest = min(bisect.bisect_right(handed, sample["acknowledged_total"]), number)
+        then = max(s["window_bytes"] for s in samples[max(0, oldest - 1) : oldest + 1]) / 2
+        worst = max(worst, held / then)
+        now = held / (sample["window_bytes"] / 2)
+        worst_now = max(worst_now, now)
+        if number and now > BACKLOG_BAR:
+            above_s += sample["time_s"] - samples[number - 1]["time_s"]
+    return worst, worst_now, above_s
+
+
+def once(folder: Path, seconds: float) -> list[Outcome]:
+    """One run; an outcome for each worker."""
+    data = local_runs.random_images(folder)
+    document = local_runs.job(
+        name="link",
+        workers=WORKERS,
+        data=data,
+        global_batch=WORKERS * SAMPLES_EACH,
+        exchange={"policy": "dlion", "codec": "float32"},
+        trainer={"stop": {"maxSeconds": seconds}},
+    )
+    environment = {
+        "name": "link",
+        "coreScale": 1.0,
+        "workers": [{"count": WORKERS, "cores": CORES, "mbitPerS": FIRST_MBIT}],
+        "changes": [{"at": {"fraction": 0.5}, "mbitPerS": [LATER_MBIT] * WORKERS}],
+    }
+    with local_runs.started(document, environment, folder / "job", probe_links_s=SAMPLE_S) as run:
+        run.wait_for_training()
+        meters = {rank: InterfaceMeter(name) for rank, name in run.namespaces().items()}
+        for meter in meters.values():
+            meter.start()
+        zero_s = run.zero_monotonic_s()
+        started = [r for r in run.of_kind("event") if r["reason"] == "TrainingStarted"]
+        while (
+            run.of_kind("event")[-1]["reason"] != "TrainingStopped" and run.process.poll() is None
+        ):
+            time.sleep(0.3)
+        for meter in meters.values():
+            meter.over.set()
+        run.finish()
+    began_s = min(float(r["time_s"]) for r in started)
+    span = Span(zero_s, began_s, seconds)
+    return [_outcome(run, rank, meters[rank], span) for rank in meters]
+
+
+def _outcome(run: LocalRun, rank: int, meter: InterfaceMeter, span: Span) -> Outcome:
+    peer, began_s, seconds, zero_s = 1 - rank, span.began_s, span.seconds, span.zero_s
+    changed_s = meter.fell_s(zero_s + began_s + seconds / 2 - SAMPLE_S) - zero_s
+    first = (zero_s + began_s + SETTLE_S, zero_s + changed_s)
+    later = (zero_s + changed_s + SETTLE_S, zero_s + began_s + seconds)
+    steps = run.of_kind("step", rank)
+    samples = [line for line in run.probed()[rank] if line["kind"] == "link"]
+    samples = [s for s in samples if first[0] <= s["time_s"] <= later[1]]
+    worst, worst_now, above_s = backlogs(samples)
+    return Outcome(
+        rank=rank,
+        use=meter.use(*first, FIRST_MBIT),
+        use_later=meter.use(*later, LATER_MBIT),
+        overshoot=meter.overshoot(*first, FIRST_MBIT),
+        overshoot_later=meter.overshoot(*later, LATER_MBIT),
+        iterations=iterations_until_inside(steps, run.of_kind("directive", rank), peer, changed_s),
+        backlog=worst,
+        backlog_now=worst_now,
+        above_now_s=above_s,
+        step_s=statistics.median(s["wall_s"] for s in steps),
+    )
+
+
+def show(number: int, outcome: Outcome) -> None:
+    """A row."""
+    after = "never" if outcome.iterations is None else str(outcome.iterations)
+    print(f"{number:>3} | {outcome.rank:>6} | {outcome.use:6.1%} | {outcome.overshoot:6.1%} "
+          f"| {outcome.use_later:6.1%} | {outcome.overshoot_later:6.1%} | {after:>10} "
+          f"| {outcome.backlog:7.2f} | {outcome.backlog_now:5.2f} {outcome.above_now_s:5.2f} s "
+          f"| {outcome.step_s:5.2f}", flush=True)  # fmt: skip
+
+
+def main() -> int:
+    """Exit code: 0 where every run met the bars."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help="40 s of training instead of 70")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--keep", type=Path, help="keep the result folders there")
+    arguments = parser.parse_args()
+    print(f"commit {local_runs.commit()}; {FIRST_MBIT} Mbit/s, then {LATER_MBIT}")
+    print(f"run | worker | use {FIRST_MBIT} | over {FIRST_MBIT} | use {LATER_MBIT}  "
+          f"| over {LATER_MBIT} | iterations | backlog | of now, above 2 | step s")  # fmt: skip
+    every: list[Outcome] = []
+    for number in range(1, arguments.runs + 1):
+        with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
+            folder = Path(temporary)
+            if arguments.keep is not None:
+                folder = arguments.keep / str(number)
+                folder.mkdir(parents=True)
+            outcomes = once(folder, 40.0 if arguments.short else 70.0)
+        for outcome in outcomes:
+            show(number, outcome)
+        every += outcomes
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in every]))
+    held = all(outcome.held for outcome in every)
+    print(f"bars met: {held}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

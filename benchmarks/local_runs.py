@@ -1,0 +1,208 @@
+"""Real jobs for the benchmarks here: `dlion run` as a process of its own, and its records.
+
+Used by `quotas`, `link` and `exchange_cost`. Knows no bar and prints nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+Document = dict[str, Any]
+Record = dict[str, Any]
+
+LONGEST_START_S = 90.0
+"""From the command to the first local step, on a busy machine."""
+
+
+def commit() -> str:
+    """The checked-out commit, with `+` where files differ from it."""
+    where = Path(__file__).parent
+    head = _said("git", "-C", str(where), "rev-parse", "--short=12", "HEAD").strip()
+    changed = _said("git", "-C", str(where), "status", "--porcelain").strip()
+    return f"{head}{'+' if changed else ''}"
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def random_images(folder: Path, samples: int = 2000) -> Path:
+    """An .npz of 32x32x3 images in ten classes, all chance: what a step costs is what counts."""
+    chance = np.random.default_rng(1)
+    path = folder / "images.npz"
+    np.savez(
+        path,
+        x=chance.integers(0, 256, (samples, 32, 32, 3), np.uint8),
+        y=chance.integers(0, 10, samples, np.int32),
+    )
+    return path
+
+
+def job(*, name: str, workers: int, data: Path, global_batch: int, **sections: Any) -> Document:
+    """A manifest: that many workers of one site train on `data`; `sections` go over its spec."""
+    spec: Document = {
+        "sites": [{"name": "plant-a", "groups": [{"name": "all", "workers": workers}]}],
+        "trainer": {
+            "program": {"builtin": "cipher"},
+            "dataset": {"path": str(data), "format": "npz"},
+            "optimizer": {"name": "sgd", "learningRate": 0.01},
+            "seed": 1,
+            "evaluation": {"everySamples": 10_000_000, "maxSamples": 100},
+        },
+        "batching": {"globalBatchSize": {"initial": global_batch, "growth": False}},
+        "knowledgeTransfer": {"policy": "none"},
+    }
+    _merge(spec, sections)
+    return {
+        "apiVersion": "dlion.dev/v1alpha1",
+        "kind": "DLionJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _merge(into: Document, other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A `dlion run` that goes on, or is over."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    probes: Path
+
+    def records(self) -> list[Record]:
+        """Everything in events.jsonl so far; a line that is still being written is left out."""
+        path = self.out / "events.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def of_kind(self, kind: str, rank: int | None = None) -> list[Record]:
+        """Records of one kind, of one worker where asked."""
+        return [r for r in self.records() if r["kind"] == kind and rank in (None, r["rank"])]
+
+    def probed(self) -> dict[int, list[Record]]:
+        """What the probes saw, by rank; link records have their trainer's rank, too."""
+        found = {}
+        for path in self.probes.iterdir():
+            lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+            ranks = {line["rank"] for line in lines if line["kind"] == "step"}
+            if ranks:
+                found[int(ranks.pop())] = lines
+        return found
+
+    def wait_for_training(self) -> None:
+        """Returns when training begins. Raises: RuntimeError where that fails."""
+        end_s = time.monotonic() + LONGEST_START_S
+        while not any(r.get("reason") == "TrainingStarted" for r in self.records()):
+            if self.process.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError(f"the run in {self.out} did not begin to train: see its logs")
+            time.sleep(0.2)
+
+    def namespaces(self) -> dict[int, str]:
+        """The network namespace of each worker, by rank."""
+        prefix = f"dlion-{self.process.pid}-"
+        names = [p.name for p in Path("/run/netns").iterdir() if p.name.startswith(prefix)]
+        return {int(name.rpartition("-w")[2]): name for name in names if "-w" in name}
+
+    def pids(self, module: str) -> dict[int, int]:
+        """Process ids by rank of the workers' processes that run that module."""
+        return {int(config["rank"]): pid for pid, config in self._processes(module)}
+
+    def zero_monotonic_s(self) -> float:
+        """The monotonic time at which the records' times are zero; only while it runs."""
+        return min(config["start_time_monotonic_s"] for _, config in self._processes("supervisor"))
+
+    def _processes(self, module: str) -> Iterator[tuple[int, Record]]:
+        """Id and configuration of every process of this run that runs `dlion_worker.<module>`."""
+        for folder in Path("/proc").iterdir():
+            try:
+                words = (folder / "cmdline").read_text().split("\0")
+                if f"dlion_worker.{module}" not in words or not folder.name.isdecimal():
+                    continue
+                place = next(word for word in words if word.endswith("config.json"))
+                config = json.loads(Path(place).read_text())
+            except (OSError, StopIteration, ValueError):
+                continue
+            if config["results_dir"] == str(self.out.resolve()):
+                yield int(folder.name), config
+
+    def finish(self) -> None:
+        """Waits for the end. Raises: RuntimeError where the run failed."""
+        if self.process.wait() != 0:
+            raise RuntimeError(f"dlion run ended with {self.process.returncode}: see {self.out}")
+
+
+@contextmanager
+def started(
+    document: Document,
+    environment: Document | None,
+    out: Path,
+    *,
+    probe_links_s: float | None = None,
+) -> Iterator[LocalRun]:
+    """Starts that job in that environment; ends it if the caller does not see it to its end.
+
+    `probe_links_s`: looks into the trainers as `probe/sitecustomize.py` says; 0: without links.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files = {"job": document, "environment": environment}
+    paths = {name: out.parent / f"{out.name}-{name}.yaml" for name in files}
+    for name, content in files.items():
+        paths[name].write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "dlion_cli", "run", str(paths["job"]), "--out", str(out)]
+    if environment is not None:
+        command += ["--environment", str(paths["environment"])]
+    probes = out.parent / f"{out.name}-probe"
+    variables = dict(os.environ)
+    if probe_links_s is not None:
+        probes.mkdir()
+        where = [
+            str(Path(__file__).parent / "probe"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
+        variables |= {
+            "PYTHONPATH": os.pathsep.join(where),
+            "DLION_PROBE_DIR": str(probes),
+            "DLION_PROBE_LINKS_S": str(probe_links_s),
+        }
+    with (out.parent / f"{out.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=variables
+        )
+    try:
+        yield LocalRun(process, out, probes)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+
+
+def sampled(run: LocalRun, every_s: float, look: Callable[[float], None]) -> None:
+    """Calls `look` with the monotonic time, at that interval, until the run is over."""
+    next_s = time.monotonic()
+    while run.process.poll() is None:
+        look(time.monotonic())
+        next_s = max(next_s + every_s, time.monotonic())
+        time.sleep(max(0.0, next_s - time.monotonic()))

@@ -1,0 +1,124 @@
+"""Prints what an environment asks for beside what this machine gives: rates and quotas.
+
+    python benchmarks/network.py [ENVIRONMENT] [--unprivileged] [--seconds 3]
+
+Real transfers over the shaped links, each worker to the next at once, then over the first worker's
+links together; then one process per worker that burns CPU under its quota. As root by network
+namespaces and control groups, else (or when told so) by relay and duty cycle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_worker.environments import BYTES_PER_MBIT, Environment, load_environment
+from dlion_worker.local.imposed import ImposedEnvironment
+from dlion_worker.local.measuring import Comparison, Quantity, Transfer
+
+BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+
+def workers_for(environment: Environment) -> tuple[WorkerIdentity, ...]:
+    """Identities that the environment fits."""
+    counts = [site.workers for site in environment.sites] or [environment.worker_count]
+    members = [(site, index) for site, count in enumerate(counts) for index in range(count)]
+    return tuple(
+        WorkerIdentity(Rank(rank), SiteName(f"site-{site}"), "g", index)
+        for rank, (site, index) in enumerate(members)
+    )
+
+
+def show_links(imposed: ImposedEnvironment, seconds: float) -> None:
+    """A line per link: asked for, carried, the most in any second."""
+    count = len(imposed.plan.workers)
+    ring = [(Rank(k), Rank((k + 1) % count)) for k in range(count)]
+    fan = [(Rank(0), Rank(k)) for k in range(1, count)]
+    print(f"{'link':>8} {'asked':>9} {'carried':>9} {'ratio':>6} {'most in 1 s':>11}   Mbit/s")
+    for title, pairs in (("each to the next", ring), ("worker 0 to all", fan)):
+        before = imposed.interface_bytes(Rank(0))
+        started_s = time.monotonic()
+        transfers = imposed.transfer(pairs, seconds)
+        took_s = time.monotonic() - started_s
+        print(f"  {title}:")
+        for one in transfers:
+            print(link_line(imposed, one))
+        sent = imposed.interface_bytes(Rank(0))[0] - before[0]
+        print(f"  worker 0's interface sent {sent / took_s / BYTES_PER_MBIT:.2f} Mbit/s")
+
+
+def link_line(imposed: ImposedEnvironment, one: Transfer) -> str:
+    """One link's figures."""
+    asked = imposed.plan.initial.link_bytes_per_s(one.sender, one.receiver) / BYTES_PER_MBIT
+    carried = one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT
+    most = max(one.windows_bytes_per_s(1.0), default=0.0) / BYTES_PER_MBIT
+    name = f"{one.sender} → {one.receiver}"
+    return f"{name:>8} {asked:9.1f} {carried:9.2f} {carried / asked:6.3f} {most:11.2f}"
+
+
+def show_quotas(imposed: ImposedEnvironment, seconds: float) -> None:
+    """A line per worker: quota, CPU used by a process that would use a whole core."""
+    ranks = [worker.rank for worker in imposed.plan.workers]
+    burning = [
+        subprocess.Popen(
+            [*imposed.command_prefix(rank), sys.executable, "-c", BURN], start_new_session=True
+        )
+        for rank in ranks
+    ]
+    try:
+        time.sleep(1.0)
+        for rank in ranks:
+            imposed.impose_quota(rank)
+        time.sleep(seconds)
+        compared = imposed.requested_and_measured()
+    finally:
+        for process in burning:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    print(f"{'worker':>8} {'quota':>9} {'used':>9} {'ratio':>6}   cores")
+    for one in compared:
+        if one.quantity is Quantity.QUOTA:
+            print(quota_line(one))
+    for one in itertools.islice((c for c in compared if c.measured is None), 1):
+        print(f"  {one.note}")
+
+
+def quota_line(one: Comparison) -> str:
+    """One worker's figures."""
+    return f"{one.rank:>8} {one.requested:9.3f} {one.measured or 0:9.3f} {one.ratio or 0:6.3f}"
+
+
+def main() -> None:
+    """Impose the environment, measure, print."""
+    parser = argparse.ArgumentParser(description="Requested against measured.")
+    parser.add_argument("environment", nargs="?", default="hetero-sys-a")
+    parser.add_argument("--unprivileged", action="store_true")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    options = parser.parse_args()
+    environment = load_environment(options.environment)
+    cores = len(os.sched_getaffinity(0))
+    plan = environment.plan(workers_for(environment), cores, duration_s=3600)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ImposedEnvironment(
+            plan,
+            run_id="benchmark",
+            work_dir=Path(folder),
+            privileged=False if options.unprivileged else None,
+        ) as imposed,
+    ):
+        print(f"{environment.name}: links by {imposed.link_means}, CPU by {imposed.cpu_means}")
+        show_links(imposed, options.seconds)
+        show_quotas(imposed, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

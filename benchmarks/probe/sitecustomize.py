@@ -1,0 +1,156 @@
+"""Looks into trainers from inside: CPU by part, state of the links. Only for benchmarks.
+
+Python loads it at start where this folder is in PYTHONPATH; it does something only in trainers and
+only where DLION_PROBE_DIR is set. Each trainer then appends a JSON line per step to
+`<pid>.jsonl` there: sums of CPU seconds by part of the exchange (thread clocks: what a part that it
+calls costs is taken off), CPU seconds by thread, resident memory. With DLION_PROBE_LINKS_S a
+further thread appends the state of every link at that interval.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_FOLDER = os.environ.get("DLION_PROBE_DIR", "")
+_LINKS_S = float(os.environ.get("DLION_PROBE_LINKS_S", "0"))
+
+
+class Clocks:
+    """CPU seconds of named parts, of whatever thread runs them."""
+
+    def __init__(self) -> None:
+        self.spent_s: Counter[str] = Counter()
+        self._inside = threading.local()
+
+    def wrap(self, owner: Any, name: str, part: str) -> None:
+        """Counts what that function costs from now on, less what wrapped ones in it cost."""
+        function = getattr(owner, name)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            outer = getattr(self._inside, "nested_s", 0.0)
+            self._inside.nested_s = 0.0
+            began_s = time.thread_time()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                took_s = time.thread_time() - began_s
+                self.spent_s[part] += took_s - self._inside.nested_s
+                self._inside.nested_s = outer + took_s
+
+        setattr(owner, name, timed)
+
+
+def _install() -> None:
+    from dlion_worker.codecs.payload import GradientPart
+    from dlion_worker.exchange import exchange, framing, window
+    from dlion_worker.policies import combining, machine, selection, sending
+    from dlion_worker.trainer import loop, replica, reporting
+    from dlion_worker.training import model
+
+    clocks = Clocks()
+    clocks.wrap(model.FlatModel, "step", "gradient (its Python thread)")
+    clocks.wrap(selection.Magnitudes, "measure", "select")
+    clocks.wrap(selection.Magnitudes, "count", "select")
+    clocks.wrap(selection.Magnitudes, "threshold", "select")
+    clocks.wrap(selection.Magnitudes, "select", "select")
+    clocks.wrap(sending, "encode_sparse", "encode")
+    clocks.wrap(sending, "encode_whole", "encode")
+    clocks.wrap(machine, "decode_gradient", "decode")
+    clocks.wrap(GradientPart, "add_to", "add")
+    clocks.wrap(machine, "descend", "add")
+    clocks.wrap(combining.ArrivedSum, "add", "add")
+    clocks.wrap(replica.LocalReplica, "descend", "optimizer")
+    clocks.wrap(loop.TrainingLoop, "_handle", "policies, rest")
+    clocks.wrap(loop.TrainingLoop, "_report", "reports to sidecar and coordinator")
+    clocks.wrap(exchange.Exchange, "cpu_s", "reading clocks")
+    clocks.wrap(window.Outbox, "next_frame", "cut into frames, checksum")
+    clocks.wrap(framing.Inbox, "parse", "parse frames")
+    clocks.wrap(framing.Inbox, "feed", "put together, checksum")
+    _watch(clocks, exchange.Exchange, reporting.Reporter)
+
+
+class Notes:
+    """The file that this trainer's probe writes to."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._path = Path(_FOLDER) / f"{os.getpid()}.jsonl"
+        self._lock = threading.Lock()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Appends a line."""
+        with self._lock, self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def step(self, record: Any) -> None:
+        """Appends where everything stands at the end of a step."""
+        line = {"kind": "step", "rank": record.rank, "iteration": record.iteration}
+        times = {"process_s": time.process_time(), "parts": dict(self._clocks.spent_s)}
+        self.write({**line, **times, "threads": _threads(), "resident_bytes": _resident_bytes()})
+
+
+def _watch(clocks: Clocks, exchange_class: Any, reporter_class: Any) -> None:
+    notes = Notes(clocks)
+    clocks.wrap(notes, "step", "probe")
+    step, start = reporter_class.step, exchange_class.start
+
+    def told(self: Any, record: Any) -> Any:
+        notes.step(record)
+        return step(self, record)
+
+    def started(self: Any) -> Any:
+        port = start(self)
+        if _LINKS_S:
+            threading.Thread(target=_links, args=(self, notes.write), daemon=True).start()
+        return port
+
+    reporter_class.step, exchange_class.start = told, started
+
+
+def _links(exchange: Any, write: Any) -> None:
+    while True:
+        time.sleep(_LINKS_S)
+        now_s = time.monotonic()
+        for peer, state in exchange.link_states().items():
+            write(
+                {
+                    "kind": "link",
+                    "time_s": now_s,
+                    "peer": peer,
+                    "queued_bytes": state.queued_bytes,
+                    "unacknowledged_bytes": state.unacknowledged_bytes,
+                    "window_bytes": state.window_bytes,
+                    "sent_total": state.sent_total,
+                    "acknowledged_total": state.acknowledged_total,
+                }
+            )
+
+
+def _threads() -> dict[str, float]:
+    """CPU seconds by the kernel's name of the thread, Python's where it has one."""
+    names = {t.native_id: t.name for t in threading.enumerate()}
+    spent: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        number = int(task.name)
+        try:
+            name = names.get(number) or (task / "comm").read_text().strip()
+            spent[name] += int((task / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            continue
+    return dict(spent)
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+if _FOLDER and "dlion_worker.trainer" in sys.orig_argv:
+    _install()

@@ -1,0 +1,195 @@
+"""Batch shares under hard CPU quotas beside what each worker does alone.
+
+    python benchmarks/quotas.py [--runs 5] [--short]
+
+As root. First each worker by itself at its quota: samples per second of wall time. Then the job of
+all four, whose quotas are permuted in the middle. Printed: each worker's share of the batch beside
+its share of the samples per second alone, and after how many of its iterations all shares were
+within the bar for good. Exit code 1 where the bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import local_runs
+from local_runs import LocalRun, Record
+
+QUOTAS = (0.8, 0.4, 0.2, 0.2)
+PERMUTATION = (3, 2, 1, 0)
+"""Worker k gets the quota that worker PERMUTATION[k] had."""
+
+GLOBAL_BATCH = 400
+MBIT_PER_S = 50
+SETTLE_S = 3.0
+"""The quota is imposed a moment after training begins, and the period before it is saved up."""
+
+BAR_FRACTION, BAR_ITERATIONS = 0.10, 10
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One assignment of quotas to workers, and what came of it."""
+
+    name: str
+    quotas: tuple[float, ...]
+    wanted: tuple[float, ...]
+    """Share of each in the sum of what all do alone."""
+    got: tuple[float, ...]
+    """Mean share of each in the batch, once converged (else in the last iteration)."""
+    iterations: int | None
+    """Own iterations, the largest over the workers, until all shares were inside for good."""
+    worst: float
+    """Largest relative deviation after that."""
+    step_s: float
+    """Median step over the workers."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the bar was met."""
+        return self.iterations is not None and self.iterations <= BAR_ITERATIONS
+
+
+def environment(quotas: tuple[float, ...], change_s: float | None) -> local_runs.Document:
+    """Hard quotas, and links that do not let the exchange take them all."""
+    document: local_runs.Document = {
+        "name": "quotas",
+        "workers": [{"cores": quota, "mbitPerS": MBIT_PER_S} for quota in quotas],
+        "coreScale": 1.0,
+    }
+    if change_s is not None:
+        document["changes"] = [{"at": {"seconds": change_s}, "permutation": list(PERMUTATION)}]
+    return document
+
+
+def alone_samples_per_s(folder: Path, data: Path, quota: float, seconds: float) -> float:
+    """Samples per second of wall time that one worker does at that quota, without any exchange."""
+    document = local_runs.job(
+        name="alone",
+        workers=1,
+        data=data,
+        global_batch=max(8, round(GLOBAL_BATCH * quota / sum(QUOTAS))),
+        exchange={"policy": "none"},
+        trainer={"stop": {"maxSeconds": seconds}},
+    )
+    out = folder / f"alone-{quota:g}"
+    with local_runs.started(document, environment((quota,), None), out) as run:
+        run.finish()
+    began_s = _began_s(run) + SETTLE_S
+    steps = [s for s in run.of_kind("step") if s["time_s"] - s["wall_s"] >= began_s]
+    return sum(s["local_batch_size"] for s in steps) / sum(s["wall_s"] for s in steps)
+
+
+def job_steps(folder: Path, data: Path, seconds: float) -> tuple[list[Record], float]:
+    """Steps of the job of all four, and when the quotas were permuted."""
+    document = local_runs.job(
+        name="quotas",
+        workers=len(QUOTAS),
+        data=data,
+        global_batch=GLOBAL_BATCH,
+        exchange={"policy": "dlion"},
+        trainer={"stop": {"maxSeconds": seconds}},
+    )
+    out = folder / "job"
+    with local_runs.started(document, environment(QUOTAS, seconds / 2), out) as run:
+        run.finish()
+    return run.of_kind("step"), _began_s(run) + seconds / 2
+
+
+def _began_s(run: LocalRun) -> float:
+    started = [r for r in run.of_kind("event") if r["reason"] == "TrainingStarted"]
+    return min(float(r["time_s"]) for r in started)
+
+
+def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
+          steps: list[Record]) -> Phase:  # fmt: skip
+    """How the shares of these steps went; each worker's own iterations count from 1."""
+    total = sum(alone[quota] for quota in quotas)
+    wanted = tuple(alone[quota] / total for quota in quotas)
+    of_rank = [[s for s in steps if s["rank"] == rank] for rank in range(len(quotas))]
+    got, deviations = [], []
+    for own, share in zip(of_rank, wanted, strict=True):
+        shares = [s["local_batch_size"] / s["global_batch_size"] for s in own]
+        deviations.append([abs(value / share - 1) for value in shares])
+        got.append(shares)
+    # The first iteration (from 1) from which on a worker's share stays inside.
+    firsts = [
+        max((i + 2 for i, value in enumerate(one) if value > BAR_FRACTION), default=1)
+        for one in deviations
+    ]
+    settled = all(first <= len(one) for first, one in zip(firsts, deviations, strict=True))
+    starts = [min(f, len(one)) - 1 for f, one in zip(firsts, deviations, strict=True)]
+    return Phase(
+        name=name,
+        quotas=quotas,
+        wanted=wanted,
+        got=tuple(statistics.mean(g[start:]) for g, start in zip(got, starts, strict=True)),
+        iterations=max(firsts) if settled else None,
+        worst=max(max(one[start:]) for one, start in zip(deviations, starts, strict=True)),
+        step_s=statistics.median(s["wall_s"] for s in steps),
+    )
+
+
+def once(folder: Path, *, alone_s: float, job_s: float) -> tuple[dict[float, float], list[Phase]]:
+    """One whole comparison."""
+    data = local_runs.random_images(folder)
+    alone = {q: alone_samples_per_s(folder, data, q, alone_s) for q in sorted(set(QUOTAS))}
+    steps, changed_s = job_steps(folder, data, job_s)
+    permuted = tuple(QUOTAS[k] for k in PERMUTATION)
+    first = [s for s in steps if s["time_s"] <= changed_s]
+    # A step under way when the quotas changed belongs to neither.
+    second = [s for s in steps if s["time_s"] - s["wall_s"] >= changed_s]
+    return alone, [judge("start", QUOTAS, alone, first), judge("permuted", permuted, alone, second)]
+
+
+def show(number: int, alone: dict[float, float], phases: list[Phase]) -> None:
+    """The rows of one run."""
+    for phase in phases:
+        rates = " ".join(f"{alone[q]:6.1f}" for q in phase.quotas)
+        wanted = " ".join(f"{share:5.3f}" for share in phase.wanted)
+        got = " ".join(f"{share:5.3f}" for share in phase.got)
+        ratio = " ".join(f"{g / w:5.3f}" for g, w in zip(phase.got, phase.wanted, strict=True))
+        after = "never" if phase.iterations is None else str(phase.iterations)
+        print(f"{number:>3} | {phase.name:8} | {rates} | {wanted} | {got} | {ratio} | {after:>5} "
+              f"| {phase.worst:5.1%} | {phase.step_s:4.2f}")  # fmt: skip
+
+
+def main() -> int:
+    """Exit code: 0 where every run met the bar."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help="two minutes instead of four")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--keep", type=Path, help="keep the result folders there")
+    arguments = parser.parse_args()
+    lengths = (
+        {"alone_s": 11.0, "job_s": 50.0} if arguments.short else {"alone_s": 18.0, "job_s": 80.0}
+    )
+    print(f"commit {local_runs.commit()}; quotas {QUOTAS}, then permuted {PERMUTATION}")
+    print("run | phase    | samples/s alone | share alone | batch share | ratio | iterations "
+          "| worst after | step s")  # fmt: skip
+    every: list[Phase] = []
+    for number in range(1, arguments.runs + 1):
+        with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
+            folder = Path(temporary)
+            if arguments.keep is not None:
+                folder = arguments.keep / str(number)
+                folder.mkdir(parents=True)
+            alone, phases = once(folder, **lengths)
+        show(number, alone, phases)
+        every += phases
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(phase) for phase in every]))
+    held = all(phase.held for phase in every)
+    print(f"all shares within {BAR_FRACTION:.0%} in {BAR_ITERATIONS} iterations: {held}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

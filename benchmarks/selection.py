@@ -1,0 +1,135 @@
+"""What Max N costs: milliseconds to select, encode, decode and add, against a naive sort.
+
+    python benchmarks/selection.py [--entries N] [--repeat R]
+
+One core is measured (process time; the least of R runs). The naive baseline sorts every variable's
+magnitudes for each link, as a threshold found without a histogram needs, and codes the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import (
+    GradientPart,
+    ValueCodec,
+    decode_gradient,
+    encode_sparse,
+    encode_whole,
+    kept_that_fit,
+)
+from dlion_worker.policies.interface import Layout
+from dlion_worker.policies.selection import Magnitudes
+from dlion_worker.policies.sending import MaxN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+CIPHER_SHARES = (0.0008, 0.0165, 0.0329, 0.8912, 0.057, 0.0016)
+"""Sizes of the variables of a small convolutional net, as shares of all entries."""
+
+BUDGET_SHARES = {
+    "5 links, 5-15 %": (0.05, 0.075, 0.1, 0.125, 0.15),
+    "3 links, 25-90 %": (0.25, 0.5, 0.9),
+}
+
+
+def some_gradient(entries: int) -> tuple[NDArray[np.float32], Layout]:
+    """Heavy-tailed values, each variable on a scale of its own."""
+    rng = np.random.default_rng(0)
+    sizes = [max(1, int(share * entries)) for share in CIPHER_SHARES[:-1]]
+    sizes.append(entries - sum(sizes))
+    scales = np.repeat(10.0 ** rng.integers(-4, 0, len(sizes)), sizes)
+    gradient_D = rng.standard_normal(entries) * np.exp(rng.standard_normal(entries)) * scales
+    return gradient_D.astype(np.float32), Layout(tuple(map(str, range(6))), tuple(sizes))
+
+
+def least_ms(work: Callable[[], object], repeat: int) -> float:
+    """Process milliseconds of the quickest of some runs."""
+    times = []
+    for _ in range(repeat):
+        began_s = time.process_time()
+        work()
+        times.append(time.process_time() - began_s)
+    return 1000 * min(times)
+
+
+def naive(
+    gradient_D: NDArray[np.float32], layout: Layout, budgets: list[int], codec: ValueCodec
+) -> list[int]:
+    """Bytes of each link's payload, its threshold found by sorting all ratios for that link."""
+    sizes = []
+    for budget in budgets:
+        ratio_D = np.abs(gradient_D)
+        for where in layout.slices():
+            ratio_D[where] /= ratio_D[where].max()
+        kept = kept_that_fit(budget, layout.size, codec)
+        threshold = np.sort(ratio_D)[layout.size - kept]
+        index_K = np.flatnonzero(ratio_D >= threshold)
+        sizes.append(len(encode_sparse(index_K, gradient_D[index_K], layout.size, codec)))
+    return sizes
+
+
+def rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float, str]]:
+    """What was done, its milliseconds, and a remark."""
+    gradient_D, layout = some_gradient(entries)
+    whole_bytes = entries * codec.bytes_each
+    target_D = np.zeros(entries, np.float32)
+    magnitudes = Magnitudes(layout)
+    found = [
+        ("histogram of all entries", least_ms(lambda: magnitudes.measure(gradient_D), repeat), "")
+    ]
+    for name, shares in BUDGET_SHARES.items():
+        budgets = [int(share * whole_bytes) for share in shares]
+        peers = [Rank(place) for place in range(len(budgets))]
+        policy, by_peer = MaxN(layout, codec), dict(zip(peers, budgets, strict=True))
+        ours = least_ms(lambda p=policy, b=by_peer, r=peers: p.prepare(gradient_D, r, b), repeat)
+        sort = least_ms(lambda b=budgets: naive(gradient_D, layout, b, codec), max(2, repeat // 4))
+        found.append((f"select + encode, {name}", ours, f"{sort / ours:.1f}x quicker than sorting"))
+        payload = policy.prepare(gradient_D, peers, by_peer).payloads[peers[1]]
+        received = least_ms(lambda p=payload: add(decode_gradient(p, entries), target_D), repeat)
+        found.append((f"decode + add, {len(payload)} bytes", received, ""))
+    payload = encode_whole(gradient_D, codec)
+    found.append(("encode, whole", least_ms(lambda: encode_whole(gradient_D, codec), repeat), ""))
+    received = least_ms(lambda: add(decode_gradient(payload, entries), target_D), repeat)
+    found.append(("decode + add, whole", received, ""))
+    return found
+
+
+def add(part: GradientPart, target_D: NDArray[np.float32]) -> None:
+    """One contribution, weighted."""
+    part.add_to(target_D, np.float32(0.25))
+
+
+def commit() -> str:
+    """The commit that is measured."""
+    command = ["git", "describe", "--always", "--dirty"]
+    where = Path(__file__).parent
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entries", type=int, default=1_100_000)
+    parser.add_argument("--repeat", type=int, default=20)
+    options = parser.parse_args()
+    print(f"commit {commit()}, {options.entries} entries, NumPy {np.__version__}, one core")
+    for codec in ValueCodec:
+        print(f"\n| {codec} | ms | |\n|---|---|---|")
+        for name, milliseconds, remark in rows(options.entries, options.repeat, codec):
+            print(f"| {name} | {milliseconds:.2f} | {remark} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Facts: a program that raises when it builds, loads or computes its loss, missing or corrupt data,
+a gradient that is not finite, and a disk without room: the run ends within seconds of the fault
+with the documented exit code, says on its terminal what happened and what to do, leaves nothing
+behind, and its events can be read. A peer that sends NaN is refused, reported and put in
+quarantine, and the others train on.
+
+Left out: wrong manifests (tests/unit/cli), hostile frames (tests/fuzz).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from local_run import LocalRun, blobs, job_document
+
+RAISES_IN_BUILD = "\ndef build_model():\n    raise KeyError('no such layer')\n"
+RAISES_IN_LOAD = "\ndef load_data(split, site, worker_index):\n    return 1 / 0\n"
+RAISES_IN_LOSS = "\ndef loss(y_true, y_pred):\n    raise RuntimeError('no such loss')\n"
+NAN_LATER = """
+count = 0
+
+
+def loss(y_true, y_pred):
+    plain = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    return plain * tf.numpy_function(after_a_while, [], tf.float32, stateful=True)
+
+
+def after_a_while():
+    global count
+    count += 1
+    return np.float32(np.nan if count > 20 else 1)
+"""
+NAN_AT_ONE_PEER = """
+from dlion_worker.policies import sending
+
+whole = sending.encode_whole
+
+
+def poisoned(gradient_D, codec):
+    return bytes(whole(gradient_D, codec))[:-4] + np.float32(np.nan).tobytes()
+
+
+_load = load_data
+
+
+def load_data(split, site, worker_index):
+    if worker_index == 2:
+        sending.encode_whole = poisoned
+    return _load(split, site, worker_index)
+"""
+
+
+def document(folder: Path, more: str, **spec: Any) -> dict[str, Any]:
+    trainer = {"program": blobs(folder, more=more), "stop": {"maxSteps": 60}}
+    return job_document(2, trainer=trainer, **spec)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (RAISES_IN_BUILD, ExitCode.PROGRAM, "no such layer"),
+        (RAISES_IN_LOAD, ExitCode.PROGRAM, "division by zero"),
+        (RAISES_IN_LOSS, ExitCode.PROGRAM, "no such loss"),
+        (NAN_LATER, ExitCode.DIVERGED, "learningRate"),
+    ],
+    ids=["build_model", "load_data", "loss", "nan"],
+)
+def test_a_program_that_fails_is_named(
+    tmp_path: Path, more: str, code: ExitCode, words: str
+) -> None:
+    with LocalRun(tmp_path, document(tmp_path, more)) as run:
+        assert run.finish() == code, run.terminal()
+    assert words in run.terminal()
+    failed = run.events("WorkerFailed")
+    assert failed
+    assert all(words in event.message for event in failed)
+    assert not run.summary()["ending"]["succeeded"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 and no more"])
+def test_data_that_is_missing_or_corrupt_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "samples.npz"
+    if content is not None:
+        path.write_bytes(content)
+    dataset = {"path": str(path), "format": "npz"}
+    with LocalRun(tmp_path, job_document(2, trainer={"dataset": dataset})) as run:
+        assert run.finish() == ExitCode.DATA, run.terminal()
+    assert "samples.npz" in run.terminal()
+    assert "Traceback" not in run.terminal()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mode", ["bounded", "synchronous"])
+def test_a_peer_that_sends_nan_is_put_in_quarantine(tmp_path: Path, mode: str) -> None:
+    trainer = {"program": blobs(tmp_path, more=NAN_AT_ONE_PEER), "stop": {"maxSteps": 60}}
+    job = job_document(3, trainer=trainer, synchronization={"mode": mode})
+    with LocalRun(tmp_path, job) as run:
+        run.wait_for_step(55)
+        run.process.terminate()
+        run.finish()
+    refused = [e for rank in (0, 1) for e in run.events("MessageRefused", rank)]
+    assert any("worker 2" in event.message and "finite" in event.message for event in refused)
+    assert any("quarantined" in event.message for event in refused)
+    for rank in (0, 1):
+        last = run.steps(rank)[-1]
+        assert last.iteration >= 55
+        assert np.isfinite(last.loss)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, where we may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.timeout(200)
+def test_a_full_disk_ends_the_run_and_loses_nothing(small_disk: Path) -> None:
+    """The disk fills up while the run goes on: by somebody else's file."""
+    trainer = {"program": {"builtin": "digits"}, "stop": {"maxSteps": 100_000}}
+    with LocalRun(small_disk, job_document(2, trainer=trainer)) as run:
+        run.wait_for_step(5)
+        assert run.finish() == ExitCode.STORAGE, run.terminal()
+        assert len(run.steps(0)) >= 5
+        assert "Free some space" in run.terminal()[-3000:] or "space" in str(run.summary())
+
+
+@pytest.mark.timeout(200)
+def test_a_model_that_cannot_be_saved_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow past 200 kB: events and checkpoint fit, the model does not."""
+    wide = (
+        "\ndef build_model():\n    return keras.Sequential([keras.layers.Input((8,)), "
+        "keras.layers.Dense(9000), keras.layers.Dense(3)])\n"
+    )
+    job = document(tmp_path, wide)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        run = LocalRun(tmp_path, job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with run:
+        assert run.finish() == ExitCode.STORAGE, run.terminal()
+    assert "Free some space" in run.terminal()
+    assert run.events("CheckpointFailed")
+    assert run.steps(0)[-1].iteration == 60

@@ -1,0 +1,435 @@
+"""Facts: a worker gets a certificate, joins, is told of others, reports, is told to stop, leaves in
+order or is found lost; a coordinator that goes away and comes back is found again, nothing it has
+not taken is lost and no member it does not know yet is forgotten; each hostile call is refused
+with its own status and counted. Real gRPC over loopback, real TLS, real threads.
+
+Left out: who is admitted and why (tests/unit/coordinator), worker processes (the runner's tests).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.membership import Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.refusals import REASON_KEY, RefusalReason
+from dlion_api.spec import Job, load_job
+from dlion_api.wire import coordination_pb2 as wire
+from dlion_api.worker_config import WorkerConfig
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_worker.coordination import CoordinationClient, next_incarnation
+from dlion_worker.coordination.channel import coordination_stub, open_channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG_S = 30.0
+
+DOCUMENT = {
+    "apiVersion": "dlion.dev/v1alpha1",
+    "kind": "DLionJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "runId": "1",
+        "sites": [
+            {"name": "plant-a", "groups": [{"name": "small", "workers": 2}]},
+            {"name": "plant-b", "groups": [{"name": "gpu", "workers": 1}]},
+        ],
+        "trainer": {
+            "image": "dlion",
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": {"maxSteps": 10},
+        },
+    },
+}
+
+
+def wait_until(true: Callable[[], object], what: str) -> None:
+    """Returns as soon as it is so; fails after half a minute."""
+    deadline_s = time.monotonic() + LONG_S
+    while not true():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.01)
+
+
+@dataclass
+class Site:
+    """A coordinator that can be stopped and started again on its port, and its workers' files."""
+
+    folder: Path
+    secure: bool = True
+    life: timedelta = timedelta(hours=1)
+    job: Job = field(default_factory=lambda: load_job(DOCUMENT))
+    records: list[ProgressRecord] = field(default_factory=list)
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        names = [site.name for site in self.job.spec.sites] if self.secure else []
+        self.authorities = {name: Authority(name, life=self.life) for name in names}
+        self.tokens = Tokens()
+        self.coordinator = self.start()
+
+    def start(self) -> CoordinatorThread:
+        server = CoordinatorServer(
+            f"127.0.0.1:{self.port}",
+            self.job,
+            authorities=self.authorities,
+            tokens=self.tokens,
+            on_record=self.records.append,
+        )
+        self.coordinator = CoordinatorThread(server)
+        self.port = self.coordinator.start()
+        return self.coordinator
+
+    def config(self, rank: int) -> WorkerConfig:
+        folder = self.folder / str(rank)
+        folder.mkdir(exist_ok=True)
+        worker = self.job.workers()[rank]
+        (folder / "token").write_text(self.tokens.issue(worker, self.job.key))
+        (folder / "ca.pem").write_bytes(self.coordinator.authority_pem)
+        return WorkerConfig(
+            job_document=DOCUMENT,
+            rank=Rank(rank),
+            coordinator_address=f"127.0.0.1:{self.port}",
+            authority_pem_path=str(folder / "ca.pem") if self.secure else "",
+            token_path=str(folder / "token"),
+            state_dir=str(folder),
+            socket_path=str(folder / "s"),
+            listen_host="127.0.0.1",
+            advertise_host="127.0.0.1",
+            data_root="",
+            results_dir=str(folder),
+        )
+
+    def client(self, rank: int, incarnation: int | None = None) -> CoordinationClient:
+        config = self.config(rank)
+        return CoordinationClient(
+            config,
+            job=self.job.key,
+            worker=self.job.workers()[rank],
+            spec_hash=self.job.hash(),
+            incarnation=next_incarnation(config.state_dir) if incarnation is None else incarnation,
+        )
+
+    def state(self, rank: int) -> MemberState | None:
+        member = self.coordinator.membership().member(Rank(rank))
+        return member.state if member else None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    before = set(threading.enumerate())
+    site = Site(tmp_path)
+    yield site
+    site.coordinator.close()
+    leaked = {t for t in set(threading.enumerate()) - before if t.name.startswith("dlion")}
+    assert not leaked
+
+
+def event(rank: int, message: str) -> EventRecord:
+    return EventRecord(1.0, Rank(rank), 1, "Tested", message)
+
+
+def messages(site: Site) -> list[str]:
+    return [record.message for record in site.records if isinstance(record, EventRecord)]
+
+
+def csr_pem() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) -> None:
+    client = site.client(2)
+    signed = client.sign(csr_pem(), "trainer", ["127.0.0.1"])
+    client.close()
+    names = (
+        x509.load_pem_x509_certificate(signed.chain_pem)
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value.get_values_for_type(x509.DNSName)
+    )
+    assert names == [site.job.workers()[2].dns_name(site.job.key)]
+    assert set(signed.site_bundles_pem) == {"plant-a", "plant-b"}
+
+
+def test_a_wrong_certificate_request_is_refused_for_good(site: Site) -> None:
+    client = site.client(0)
+    with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
+        client.sign(b"no request")
+    client.close()
+    assert site.coordinator.refusals() == {RefusalReason.MALFORMED: 1}
+
+
+def test_waiting_for_a_certificate_ends_when_asked(site: Site) -> None:
+    client = site.client(0)
+    site.coordinator.close()
+    began_s = time.monotonic()
+    with pytest.raises(UnavailableError):
+        client.sign(csr_pem(), stopped=lambda: time.monotonic() > began_s + 0.5)
+    with pytest.raises(UnavailableError):
+        client.sign(csr_pem(), wait_s=0.3)
+    assert time.monotonic() - began_s < 5
+    client.close()
+
+
+def test_workers_hear_of_each_other_and_of_one_that_is_lost(site: Site) -> None:
+    seen: list[Membership] = []
+    first, second = site.client(0), site.client(1)
+    first.join("127.0.0.1:1", "", seen.append)
+    second.join("127.0.0.1:2", "127.0.0.1:3", lambda _: None)
+    wait_until(lambda: seen and len(seen[-1].ready()) == 2, "both ready")
+    assert seen[-1].expected_count == 3
+    member = seen[-1].member(Rank(1))
+    assert member is not None
+    assert (member.exchange_address, member.measuring_address) == ("127.0.0.1:2", "127.0.0.1:3")
+    second.close()
+    wait_until(lambda: len(seen[-1].ready()) == 1, "one lost")
+    assert site.state(1) is MemberState.LOST
+    assert first.finish()
+    assert site.state(0) is MemberState.FINISHED
+
+
+def test_new_addresses_are_announced_without_a_loss(site: Site) -> None:
+    seen: list[Membership] = []
+    watcher, client = site.client(0), site.client(1)
+    watcher.join("127.0.0.1:1", "", seen.append)
+    client.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(lambda: site.state(1), "joined")
+    client.join("127.0.0.1:2", "127.0.0.1:9", lambda _: None)
+
+    def announced() -> bool:
+        member = seen[-1].member(Rank(1)) if seen else None
+        return member is not None and member.measuring_address == "127.0.0.1:9"
+
+    wait_until(announced, "announced")
+    states = {m.state for membership in seen for m in membership.members}
+    assert states == {MemberState.READY}
+    client.close()
+    watcher.close()
+
+
+def test_records_arrive_in_order_and_the_end_flushes_them(site: Site) -> None:
+    client = site.client(0)
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    client.report(event(0, str(number)) for number in range(1000))
+    assert client.finish()
+    assert messages(site) == [str(number) for number in range(1000)]
+
+
+def test_a_wish_to_stop_reaches_those_there_and_those_who_come_later(site: Site) -> None:
+    first, second = site.client(0), site.client(1)
+    first.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(first.connected, "connected")
+    assert first.stop_reason() is None
+    site.coordinator.stop("Interrupted")
+    wait_until(first.stop_reason, "told")
+    second.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(second.stop_reason, "told too")
+    assert first.stop_reason() == second.stop_reason() == "Interrupted"
+    first.close()
+    second.close()
+
+
+def test_a_restarted_coordinator_is_found_and_nobody_is_forgotten(site: Site) -> None:
+    seen: list[Membership] = []
+    first, second = site.client(0), site.client(1)
+    first.join("127.0.0.1:1", "", seen.append)
+    second.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(lambda: seen and len(seen[-1].ready()) == 2, "both ready")
+    site.coordinator.close()
+    wait_until(lambda: not first.connected(), "noticed")
+    second.close()
+    first.report([event(0, "while it was away")])
+    site.start()
+    wait_until(first.connected, "found again")
+    wait_until(lambda: messages(site) == ["while it was away"], "reported")
+    versions = [membership.version for membership in seen]
+    assert versions == sorted(set(versions))
+    latest = first.membership()
+    assert latest is not None
+    assert [m.state for m in latest.members] == [MemberState.READY, MemberState.READY]
+    assert first.finish()
+
+
+def test_a_restarted_worker_starts_from_the_kept_membership(site: Site) -> None:
+    first = site.client(0)
+    first.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(first.membership, "joined")
+    kept, start_s = first.membership(), first.start_time_monotonic_s()
+    first.close()
+    site.coordinator.close()
+    again = site.client(0)
+    assert again.membership() == kept
+    assert again.start_time_monotonic_s() == start_s
+    again.join("127.0.0.1:1", "", lambda _: None)
+    again.close()
+
+
+def test_the_end_is_bounded_when_the_coordinator_is_gone(site: Site) -> None:
+    client = site.client(0)
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    site.coordinator.close()
+    client.report([event(0, "lost")])
+    began_s = time.monotonic()
+    assert not client.finish(flush_s=0.5)
+    assert time.monotonic() - began_s < 2
+
+
+def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        site = Site(tmp_path)
+        site.coordinator.close()
+        site.port = silent.getsockname()[1]
+        client = site.client(0)
+        client.join("127.0.0.1:1", "", lambda _: None)
+        client.report([event(0, "x")])
+        with pytest.raises(UnavailableError):
+            client.sign(csr_pem(), wait_s=0.5)
+        began_s = time.monotonic()
+        assert not client.finish(flush_s=0.5)
+        assert time.monotonic() - began_s < 2
+
+
+def test_a_ghost_is_refused_and_a_worker_that_lost_its_counter_comes_in(site: Site) -> None:
+    known = next_incarnation(site.config(0).state_dir) + 1000
+    newer, older = site.client(0, incarnation=known), site.client(0, incarnation=known - 1)
+    newer.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(newer.connected, "connected")
+    older.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(older.failure, "refused")
+    assert "ABORTED" in str(older.failure())
+    assert newer.failure() is None
+    assert newer.connected()
+    assert next_incarnation(site.config(0).state_dir) == known + 1
+    older.close()
+    newer.close()
+
+
+def test_without_tls_a_worker_joins_and_nothing_is_signed(tmp_path: Path) -> None:
+    site = Site(tmp_path, secure=False)
+    client = site.client(0)
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    with pytest.raises(ContractError, match="Disabled"):
+        client.sign(csr_pem())
+    assert client.finish()
+    site.coordinator.close()
+
+
+def test_the_servers_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
+    site = Site(tmp_path, life=timedelta(seconds=1))
+    assert site.client(0).sign(csr_pem())
+    time.sleep(1.5)
+    assert site.client(0).sign(csr_pem(), wait_s=10)
+    site.coordinator.close()
+
+
+def test_another_sites_authority_is_not_trusted(site: Site) -> None:
+    client_config = site.config(0)
+    Path(client_config.authority_pem_path).write_bytes(site.authorities["plant-b"].bundle_pem)
+    with open_channel(client_config) as channel, pytest.raises(grpc.RpcError) as raised:
+        coordination_stub(channel).Sign(wire.SignRequest())
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+HOSTILE: dict[str, tuple[str, bytes, grpc.StatusCode]] = {
+    "not a message": ("Join", b"\xff" * 40, grpc.StatusCode.INVALID_ARGUMENT),
+    "wrong UTF-8": ("Report", b"\x0a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT),
+    "empty": ("Sign", b"", grpc.StatusCode.INVALID_ARGUMENT),
+    "another run": (
+        "Join",
+        wire.JoinRequest(run="a/b#c").SerializeToString(),
+        grpc.StatusCode.NOT_FOUND,
+    ),
+    "unknown rank": (
+        "Join",
+        wire.JoinRequest(
+            run="default/digits#1", worker=wire.Worker(rank=77, site="plant-a", group="small")
+        ).SerializeToString(),
+        grpc.StatusCode.PERMISSION_DENIED,
+    ),
+    "no token": (
+        "Report",
+        wire.ProgressReport(
+            run="default/digits#1", worker=wire.Worker(rank=0, site="plant-a", group="small")
+        ).SerializeToString(),
+        grpc.StatusCode.UNAUTHENTICATED,
+    ),
+    "token not ASCII": (
+        "Report",
+        wire.ProgressReport(
+            run="default/digits#1",
+            worker=wire.Worker(rank=0, site="plant-a", group="small"),
+            token="ß" * 30,
+        ).SerializeToString(),
+        grpc.StatusCode.UNAUTHENTICATED,
+    ),
+    "long token": (
+        "Sign",
+        wire.SignRequest(token="x" * 9000, role="trainer").SerializeToString(),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    "too many records": (
+        "Report",
+        wire.ProgressReport(records_json=["{}"] * 1000).SerializeToString(),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    "too long": (
+        "Report",
+        b"\x2a\x80\x80\xc0\x01" + b"x" * 3145728,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_call_is_refused_by_name(site: Site, name: str) -> None:
+    method, content, status = HOSTILE[name]
+    with open_channel(site.config(0)) as channel:
+        call = channel.unary_stream(f"/dlion.v1alpha1.Coordination/{method}")
+        with pytest.raises(grpc.RpcError) as raised:
+            list(call(content))
+    assert raised.value.code() is status
+    if status is not grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own: never reaches us
+        reason = dict(raised.value.trailing_metadata())[REASON_KEY]
+        assert site.coordinator.refusals() == {RefusalReason(reason): 1}
+
+
+def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:
+    client = site.client(0, incarnation=5)
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    config = site.config(0)
+    request = wire.ProgressReport(
+        run=str(site.job.key),
+        worker=wire.Worker(rank=0, site="plant-a", group="small", index=0),
+        incarnation=5,
+        token=Path(config.token_path).read_text(),
+        sequence=1,
+        records_json=['{"kind": "step"'],
+    )
+    with open_channel(config) as channel, pytest.raises(grpc.RpcError) as raised:
+        coordination_stub(channel).Report(request)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    client.report([event(0, "still here")])
+    assert client.finish()
+    assert messages(site) == ["still here"]

@@ -1,0 +1,74 @@
+"""Facts: with the coordinator gone for good, training goes on, and a trainer that is killed then
+comes back under mutual TLS, without a new certificate: its weights are in the averaged model.
+Keys are readable by their user alone while the run goes on, and gone after it.
+
+Left out: a coordinator that comes back (tests/local/test_coordination.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.spec import load_job
+from dlion_cli.local_coordinator import LocalCoordinator
+from dlion_worker.environments import unlimited_plan
+from dlion_worker.local.runner import LocalRunner, RunOutcome
+from local_run import blobs, job_document
+
+WORKERS, TRAINING_S = 3, 45
+
+
+def wait_until(holds: Callable[[], object], within_s: float = 100.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def started(folder: Path, rank: int) -> list[int]:
+    lines = (folder / "logs" / f"worker-{rank}.log").read_text().splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event["pid"] for event in told if event.get("supervisor") == "started"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["bounded", "synchronous"])
+def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str) -> None:
+    trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": TRAINING_S}}
+    job = load_job(job_document(WORKERS, trainer=trainer, synchronization={"mode": mode}))
+    records: list[ProgressRecord] = []
+    outcomes: list[RunOutcome] = []
+    coordinator = LocalCoordinator(job, lambda record: runner.record(record))
+    runner = LocalRunner(
+        job=job, plan=unlimited_plan(job.workers()), coordinator=coordinator,
+        results_dir=tmp_path, data_root=tmp_path, on_record=records.append, privileged=False,
+    )  # fmt: skip
+    running = threading.Thread(target=lambda: outcomes.append(runner.run()))
+    running.start()
+
+    def training() -> bool:
+        reasons = [r.reason for r in list(records) if isinstance(r, EventRecord)]
+        return reasons.count("TrainingStarted") == WORKERS
+
+    wait_until(training)
+    keys = [tmp_path / "state" / f"w{rank}" / "credentials.json" for rank in range(WORKERS)]
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    coordinator.close()
+    os.kill(started(tmp_path, 1)[0], signal.SIGKILL)
+    wait_until(lambda: len(started(tmp_path, 1)) == 2)
+    running.join(200)
+    assert [outcome.exit_code for outcome in outcomes] == [ExitCode.OK]
+    about = json.loads((tmp_path / "models" / "plant-a" / "model.json").read_text())
+    assert about["ranks"] == [0, 1, 2]
+    assert not any(key.exists() for key in keys)

@@ -1,0 +1,215 @@
+"""Proves, with real runs on files that the tests write: a class that no worker has at the start
+arrives at one worker in mid-run, and every replica knows it (80 % or more) without a restart; a
+half-written file is waited for and then taken in, a corrupt one is skipped and named, one that is
+taken away is let go; global batches grow with the data, and workers agree on them; models are
+published while training goes on, Ctrl-C leaves the last one, and a later job starts from it;
+another architecture is refused in words.
+
+Leaves out: what each change of a folder does (tests/unit/training/test_watch), near-duplicates
+(test_near_duplicates), the user's own programs (test_video).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.progress import DirectiveRecord, EvaluationRecord
+from local_run import LocalRun, job_document
+
+pytestmark = pytest.mark.timeout(600)
+
+LATE, LATE_RANK = 9, 2
+KNOWN = 0.8
+SITES = {"plant-a": 2, "plant-b": 1}
+FOLDERS = ("plant-a/0", "plant-a/1", "plant-b/0")
+
+
+def growing_job(**trainer: Any) -> dict[str, Any]:
+    """Three workers, each with a folder of its own."""
+    return job_document(
+        SITES,
+        trainer={
+            "dataset": {
+                "path": "{site}/{index}",
+                "format": "npz",
+                "evaluationPath": "held-out.npz",
+                "watch": True,
+            },
+            "evaluation": {"everySamples": 3000},
+            "stop": {"continuous": True, "maxSeconds": 240},
+            "hashWeights": False,
+            **trainer,
+        },
+        batching={"globalBatchSize": {"initial": 96, "max": 240}},
+        exchange={"policy": "dlion"},
+        synchronization={"mode": "bounded"},
+        knowledgeTransfer={"policy": "best2all", "everySteps": 50},
+        checkpoint={"everySeconds": 3},
+    )
+
+
+class Data:
+    """Digits as files: 0 to 8 shared out, 9 kept back, a held-out set of all ten."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        digits = load_digits()
+        x = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+        order = np.random.default_rng(1).permutation(len(x))
+        self._x, self._y = x[order], digits.target[order]
+        save(root / "held-out.npz", self._x[:500], self._y[:500])
+        early = 500 + np.flatnonzero(self._y[500:] != LATE)
+        self.late = 500 + np.flatnonzero(self._y[500:] == LATE)
+        for number, folder in enumerate(FOLDERS):
+            rows = early[number :: len(FOLDERS)]
+            save(root / folder / "early.npz", self._x[rows[20:]], self._y[rows[20:]])
+            save(root / folder / "spare.npz", self._x[rows[:20]], self._y[rows[:20]])
+
+    def late_file(self) -> bytes:
+        """A whole file with all of the late class."""
+        content = io.BytesIO()
+        np.savez(content, x=self._x[self.late], y=self._y[self.late])
+        return content.getvalue()
+
+
+def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x=x, y=y)
+
+
+def last_accuracy(run: LocalRun, label: int) -> dict[int, float]:
+    """Of each replica at its last evaluation, on one class."""
+    evaluations = [r for r in run.records() if isinstance(r, EvaluationRecord)]
+    return {int(r.rank): r.class_accuracy[label] for r in evaluations}
+
+
+def tell(run: LocalRun, reason: str, within_s: float = 60) -> str:
+    """Waits for an event; what it says."""
+    run.wait_until(lambda: run.events(reason), reason, within_s)
+    return run.events(reason)[0].message
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
+    """A run that is ended by Ctrl-C after the late class was learnt, and what was seen."""
+    root = tmp_path_factory.mktemp("grown")
+    data, seen = Data(root / "data"), {}
+    with LocalRun(root, growing_job(), "--data-root", str(data.root)) as run:
+        run.wait_until(lambda: len(last_accuracy(run, LATE)) == 3, "first evaluations", 240)
+        run.wait_for_step(60)
+        seen["before"] = last_accuracy(run, LATE)
+        folder = data.root / FOLDERS[LATE_RANK]
+        (folder / "broken.npz").write_bytes(b"not an archive")
+        (folder / "spare.npz").unlink()
+        whole = data.late_file()
+        (folder / "late.npz").write_bytes(whole[: len(whole) // 2])
+        run.wait_until(
+            lambda: any("late.npz" in e.message for e in run.events("DataPending")), "DataPending"
+        )
+        seen["added while half"] = run.events("DataAdded")
+        (folder / "late.npz").write_bytes(whole)
+        seen["added"] = tell(run, "DataAdded")
+        began_s = time.monotonic()
+        run.wait_until(lambda: min(last_accuracy(run, LATE).values()) >= KNOWN, "the late class")
+        seen["learnt_s"] = time.monotonic() - began_s
+        seen["skipped"] = tell(run, "DataSkipped")
+        seen["removed"] = tell(run, "DataRemoved")
+        published = len(run.events("ModelPublished"))
+        run.wait_until(lambda: len(run.events("ModelPublished")) >= published + 2, "a new model")
+        seen["after"] = last_accuracy(run, LATE)
+        seen["end_s"] = run.end(signal.SIGINT)
+        run.assert_nothing_left()
+        sys.stdout.write(
+            f"class {LATE}: before {seen['before']}, after {seen['after']}, known to "
+            f"all {seen['learnt_s']:.1f} s after its file was taken in\n"
+        )
+        yield run, seen
+
+
+def test_a_class_that_arrives_at_one_worker_is_learnt_by_all(
+    grown: tuple[LocalRun, dict[str, Any]],
+) -> None:
+    run, seen = grown
+    assert set(seen["before"].values()) == {0.0}
+    assert len(seen["after"]) == 3
+    assert min(seen["after"].values()) >= KNOWN
+    assert [worker["incarnations"] for worker in run.summary()["workers"]] == [1, 1, 1]
+    assert {event.rank for event in run.events("DataAdded")} == {LATE_RANK}
+
+
+def test_a_half_written_file_is_waited_for_and_a_corrupt_one_named(
+    grown: tuple[LocalRun, dict[str, Any]],
+) -> None:
+    _, seen = grown
+    assert seen["added while half"] == []
+    assert seen["added"].startswith("late.npz: ")
+    assert "broken.npz" in seen["skipped"]
+    assert "not a readable .npz file" in seen["skipped"]
+    assert seen["removed"] == "spare.npz"
+
+
+def test_batches_grow_with_the_data_and_workers_agree(
+    grown: tuple[LocalRun, dict[str, Any]],
+) -> None:
+    run, _ = grown
+    directives = [r for r in run.records() if isinstance(r, DirectiveRecord)]
+    added_s = run.events("DataAdded")[0].time_s
+    before = {r.rank: r.global_batch_size for r in directives if r.time_s < added_s}
+    after = {r.rank: r.global_batch_size for r in directives}
+    assert max(after.values()) - min(after.values()) <= 2
+    assert min(after.values()) > max(before.values())
+
+
+def test_models_are_published_while_training_goes_on(
+    grown: tuple[LocalRun, dict[str, Any]],
+) -> None:
+    run, seen = grown
+    assert run.process.returncode == ExitCode.INTERRUPTED
+    assert seen["end_s"] <= 15  # the bar of 5 s is held in test_interrupts
+    assert {int(event.rank) for event in run.events("ModelPublished")} == {0, 2}, "site leads"
+    for site in SITES:
+        folder = run.folder / "models" / site
+        assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.keras"]
+        assert zipfile.ZipFile(folder / "model.keras").testzip() is None
+        about = json.loads((folder / "model.json").read_text())
+        assert about["stop_reason"] == "still training"
+        assert about["accuracy"] >= 0.9
+        assert about["ranks"] == [0, 1, 2]
+
+
+def test_a_job_starts_from_an_earlier_jobs_model(
+    grown: tuple[LocalRun, dict[str, Any]], tmp_path: Path
+) -> None:
+    model = grown[0].folder / "models" / "plant-b" / "model.keras"
+    trainer = {
+        "startFrom": str(model),
+        "stop": {"maxSteps": 2},
+        "optimizer": {"name": "sgd", "learningRate": 1e-6},
+    }
+    with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
+        assert run.finish() == ExitCode.OK
+        assert run.summary()["accuracy"]["mean"] >= 0.9
+
+
+def test_a_model_of_another_architecture_is_refused_in_words(
+    grown: tuple[LocalRun, dict[str, Any]], tmp_path: Path
+) -> None:
+    model = grown[0].folder / "models" / "plant-b" / "model.keras"
+    trainer = {"startFrom": str(model), "program": {"builtin": "cnn17"}}
+    with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
+        assert run.finish() == ExitCode.DATA
+        assert "does not fit this model" in run.terminal()
+        assert "Name a model that the same program has saved" in run.terminal()

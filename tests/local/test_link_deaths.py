@@ -1,0 +1,94 @@
+"""What the death of a peer's process looks like: killed, stopped, and back as a new incarnation.
+
+Left out: the supervisor that restarts it (tests/unit/supervisor); the trainer's rejoining.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank, SiteName
+from dlion_operator.authority import Authority
+from dlion_worker.exchange import LinkDown, LinkUp
+from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity
+
+A = identity(0)
+B = identity(1, PLANT_B)
+PEER = Path(__file__).parent / "linked_peer.py"
+
+Authorities = dict[SiteName, Authority]
+
+
+@pytest.fixture
+def authorities() -> Authorities:
+    return {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+
+
+@pytest.fixture
+def a(authorities: Authorities) -> Iterator[Worker]:
+    worker = Worker(A, credentials(A, authorities))
+    yield worker
+    worker.exchange.close()
+
+
+@contextmanager
+def peer(a: Worker, authorities: Authorities, incarnation: int) -> Iterator[subprocess.Popen[str]]:
+    """Worker B in another process, introduced to A; killed afterwards if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, str(PEER), str(incarnation)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        csr_pem = process.stdout.readline().encode().replace(b"|", b"\n")
+        chain = authorities[PLANT_B].sign(csr_pem, B, JOB)
+        for pem in (chain, authorities[PLANT_A].bundle_pem, authorities[PLANT_B].bundle_pem):
+            process.stdin.write(pem.decode().replace("\n", "|") + "\n")
+        process.stdin.write(a.exchange.address + "\n")
+        process.stdin.flush()
+        address = process.stdout.readline().strip()
+        member = Member(B, incarnation, MemberState.READY, address)
+        a.exchange.set_members(Membership(incarnation, JOB, 2, (a.member(), member)))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_process_is_noticed_at_once_and_comes_back_as_a_new_incarnation(
+    a: Worker, authorities: Authorities
+) -> None:
+    for incarnation in (1, 2, 3):
+        with peer(a, authorities, incarnation) as process:
+            assert a.wait_for(LinkUp).incarnation == incarnation
+            gradient = Message(MessageKind.GRADIENT, incarnation, payload=os.urandom(2_000_000))
+            a.exchange.send(Rank(1), gradient)
+            # It says PROGRESS to every gradient that it gets.
+            assert a.wait_for(MessageArrived).message.iteration == incarnation
+            process.send_signal(signal.SIGKILL)
+            began_s = time.monotonic()
+            assert a.wait_for(LinkDown).incarnation == incarnation
+            assert time.monotonic() - began_s < 1.0
+
+
+def test_a_process_that_stands_still_is_missed_by_the_gaps_that_were_usual(
+    a: Worker, authorities: Authorities
+) -> None:
+    with peer(a, authorities, 1) as process:
+        a.wait_for(LinkUp)
+        process.send_signal(signal.SIGSTOP)
+        assert "usual is up to" in a.wait_for(LinkDown).reason
+        process.send_signal(signal.SIGCONT)
+        a.wait_for(LinkUp)

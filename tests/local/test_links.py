@@ -1,0 +1,371 @@
+"""Real links over loopback with mutual TLS: who is let in, and what arrives.
+
+Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
+themselves (tests/unit/exchange).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_api.membership import Membership
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot
+from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from linked_workers import (
+    JOB,
+    PLANT_A,
+    PLANT_B,
+    WITHIN_S,
+    Worker,
+    credentials,
+    identity,
+    introduce,
+)
+
+A = identity(0)
+B = identity(1, PLANT_B)
+TO_A, TO_B = Rank(0), Rank(1)
+
+
+@pytest.fixture(scope="module")
+def authorities() -> dict[SiteName, Authority]:
+    return {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(authorities: dict[SiteName, Authority]) -> Iterator[Start]:
+    """Starts workers; afterwards all are closed, quickly, and leave no thread."""
+    before = set(threading.enumerate())
+    workers: list[Worker] = []
+
+    def _start(who: WorkerIdentity, proof: WorkerCredentials | None = None, **more: Any) -> Worker:
+        workers.append(Worker(who, proof or credentials(who, authorities), **more))
+        return workers[-1]
+
+    yield _start
+    began_s = time.monotonic()
+    for worker in workers:
+        worker.exchange.close()
+    assert time.monotonic() - began_s < 2.0
+    ours = [t for t in set(threading.enumerate()) - before if t.name == "exchange"]
+    assert not ours
+
+
+def gradient(iteration: int, size: int) -> Message:
+    return Message(MessageKind.GRADIENT, iteration, 32, iteration - 1, os.urandom(size))
+
+
+def arrived(worker: Worker) -> Message:
+    event: MessageArrived = worker.wait_for(MessageArrived)
+    return event.message
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "did not come true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("proof", [None, WorkerCredentials.insecure()], ids=["mtls", "disabled"])
+def test_messages_of_every_kind_and_size_cross_both_ways(
+    start: Start, proof: WorkerCredentials | None
+) -> None:
+    a, b = start(A, proof), start(B, proof)
+    a.exchange.set_iteration(6)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    assert b.wait_for(LinkUp).iteration == 6
+    sent = [
+        gradient(7, 3_000_000),
+        Message(MessageKind.PROGRESS, 8),
+        Message(MessageKind.LOSS, 8, payload=bytes(8)),
+        Message(MessageKind.STOP, 8, payload=b"target accuracy"),
+    ]
+    for sender, receiver, to in ((a, b, TO_B), (b, a, TO_A)):
+        for message in sent:
+            sender.exchange.send(to, message)
+        for message in sent:
+            got = arrived(receiver)
+            assert (got.kind, got.iteration) == (message.kind, message.iteration)
+            assert bytes(got.payload) == bytes(message.payload)
+    until(lambda: a.exchange.link_states()[TO_B].unacknowledged_bytes == 0)
+    state = a.exchange.link_states()[TO_B]
+    assert state.acknowledged_total == state.sent_total == sum(m.size_bytes for m in sent)
+    assert state.sent_total < state.wire_sent_bytes < 1.01 * state.sent_total
+    deliveries = a.exchange.take_deliveries()
+    assert [d.acknowledged_bytes for d in deliveries] == [state.sent_total]
+    assert 0 < deliveries[0].busy_bytes <= 3_000_000
+    assert deliveries[0].receiver_busy_s > 0
+    assert a.exchange.take_deliveries() == []
+
+
+def test_cpu_counts_the_threads_of_grpc_too_and_never_falls(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    b.wait_for(LinkUp)
+    seen_s = [a.exchange.cpu_s()]
+    for iteration in range(1, 20):
+        a.exchange.send(TO_B, gradient(iteration, 1_000_000))
+        arrived(b)
+        seen_s.append(a.exchange.cpu_s())
+    assert seen_s == sorted(seen_s)
+    ident = a.exchange._thread.ident
+    assert ident is not None
+    own_s = time.clock_gettime(time.pthread_getcpuclockid(ident))
+    assert own_s < seen_s[-1] <= time.process_time()
+    a.exchange.close()
+    assert a.exchange.cpu_s() >= seen_s[-1]
+
+
+def test_a_payload_of_numpy_is_sent_without_a_copy_of_ours(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    import numpy as np
+
+    gradient_D = np.arange(100_000, dtype=np.float32)
+    a.exchange.send(TO_B, Message(MessageKind.GRADIENT, 1, payload=memoryview(gradient_D)))
+    np.testing.assert_array_equal(np.frombuffer(arrived(b).payload, np.float32), gradient_D)
+
+
+def test_state_is_pulled_whole(start: Start) -> None:
+    a, b = start(A), start(B)
+    a.state = StateSnapshot(9, 900, os.urandom(5_000_001))
+    introduce(a, b)
+    pulled = b.exchange.pull_state(TO_A, weights_only=True)
+    assert (pulled.iteration, pulled.samples) == (9, 900)
+    assert bytes(pulled.payload) == a.state.payload
+
+
+def test_state_that_takes_long_to_gather_is_waited_for(start: Start) -> None:
+    a, b = start(A), start(B)
+    ready = threading.Event()
+    a.exchange._service._state_provider = lambda _: (ready.wait(WITHIN_S), a.state)[1]
+    introduce(a, b)
+    threading.Timer(1.5, ready.set).start()
+    assert b.exchange.pull_state(TO_A).iteration == a.state.iteration
+
+
+def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: Start) -> None:
+    a, b = start(A), start(B)
+    asked, never = threading.Event(), threading.Event()
+
+    def _stuck(weights_only: bool) -> StateSnapshot:
+        asked.set()
+        never.wait(WITHIN_S)
+        raise UnavailableError("too late")
+
+    a.exchange._service._state_provider = _stuck
+    introduce(a, b)
+    refused: list[UnavailableError] = []
+
+    def _pull() -> None:
+        with pytest.raises(UnavailableError) as error:
+            b.exchange.pull_state(TO_A)
+        refused.append(error.value)
+
+    pulling = threading.Thread(target=_pull)
+    pulling.start()
+    assert asked.wait(WITHIN_S)
+    began_s = time.monotonic()
+    a.exchange.close()
+    assert time.monotonic() - began_s < 2.0
+    pulling.join(WITHIN_S)
+    assert refused
+    never.set()
+
+
+def test_state_of_nobody_and_of_a_dead_peer_is_unavailable(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    b.wait_for(LinkUp)
+    with pytest.raises(UnavailableError, match="rank 7"):
+        b.exchange.pull_state(Rank(7))
+    a.exchange.close()
+    with pytest.raises(UnavailableError):
+        b.exchange.pull_state(TO_A)
+    b.exchange.close()
+    with pytest.raises(UnavailableError, match="not running"):
+        b.exchange.pull_state(TO_A)
+
+
+def test_a_worker_of_a_foreign_authority_is_refused(start: Start) -> None:
+    a = start(A)
+    foreign = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+    key = WorkerKey()
+    # It trusts our sites, so that it is we who refuse.
+    honest = credentials(B, {PLANT_A: Authority(PLANT_A), PLANT_B: foreign[PLANT_B]})
+    assert honest.key is not None
+    stranger = start(
+        B, WorkerCredentials(key, foreign[PLANT_B].sign(key.csr_pem(), B, JOB), {
+            **a.exchange._config.credentials.site_bundles_pem,
+        }),
+    )  # fmt: skip
+    introduce(a, stranger)
+    # A refuses to dial it, too: on A's side the reason is seen.
+    refused = a.wait_for(Refused)
+    assert refused.outgoing
+    assert "andshake" in refused.reason or "CERTIFICATE" in refused.reason
+    assert not a.exchange.link_states()[TO_B].connected
+    assert stranger.events.empty() or not stranger.exchange.link_states()[TO_A].connected
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_worker_of_another_run_is_refused(
+    start: Start, authorities: dict[SiteName, Authority], *, tls: bool
+) -> None:
+    other = JobKey("default", "cifar10", "2")
+    off = WorkerCredentials.insecure()
+    a = start(A, None if tls else off)
+    b = start(B, credentials(B, authorities, other) if tls else off, job=other)
+    introduce(a, b)
+    for worker in (a, b):
+        refused = worker.wait_for(Refused, lambda event: event.outgoing)
+        assert ("cannot prove" if tls else "this worker takes part in") in refused.reason
+        assert not next(iter(worker.exchange.link_states().values())).connected
+
+
+def test_a_site_that_claims_to_be_another_is_refused(
+    start: Start, authorities: dict[SiteName, Authority]
+) -> None:
+    # Plant A's authority signs a certificate with the names of plant B's worker. TLS lets it in:
+    # the server trusts both authorities. The second check does not.
+    a = start(A)
+    key = WorkerKey()
+    gone_bad = authorities[PLANT_A]
+    gone_bad.site = PLANT_B
+    try:
+        forged = gone_bad.sign(key.csr_pem(), B, JOB)
+    finally:
+        gone_bad.site = PLANT_A
+    bundles = {site: authority.bundle_pem for site, authority in authorities.items()}
+    liar = start(B, WorkerCredentials(key, forged, bundles))
+    introduce(a, liar)
+    refused = a.wait_for(Refused, lambda event: not event.outgoing)
+    assert "not by the authority of site plant-b" in refused.reason
+    assert not a.exchange.link_states()[TO_B].connected
+    assert "plant-b" in liar.wait_for(Refused).reason
+
+
+def test_an_older_incarnation_is_a_ghost_and_a_newer_one_replaces(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    assert a.wait_for(LinkUp).incarnation == 1
+    again = start(B, incarnation=2)
+    # A hears of it from nobody but itself: its hello also says where it is.
+    again.exchange.set_members(Membership(2, JOB, 2, (a.member(), again.member())))
+    assert a.wait_for(LinkDown).incarnation == 1
+    assert a.wait_for(LinkUp).incarnation == 2
+    assert "replaced" in b.wait_for(Refused).reason
+    again.wait_for(LinkUp)
+    a.exchange.send(TO_B, gradient(1, 100))
+    assert arrived(again).iteration == 1
+
+
+def test_what_is_sent_on_a_link_that_is_down_is_lost_and_counted(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    b.exchange.close()
+    a.wait_for(LinkDown)
+    a.exchange.send(TO_B, gradient(1, 100))
+    a.exchange.send(Rank(9), gradient(1, 100))
+    until(lambda: a.exchange.link_states()[TO_B].dropped_messages == 1)
+
+
+def slow_down(worker: Worker, monkeypatch: pytest.MonkeyPatch, gate: asyncio.Event) -> None:
+    """Makes that worker's receiving side take nothing until the gate opens."""
+    from dlion_worker.exchange.service import IncomingStream
+
+    take = IncomingStream._take
+
+    async def _slow(self: IncomingStream, *arguments: Any) -> None:
+        if self._me.identity == worker.who:
+            await gate.wait()
+        await take(self, *arguments)
+
+    monkeypatch.setattr(IncomingStream, "_take", _slow)
+
+
+def test_a_slow_receiver_holds_the_window_and_newer_gradients_replace_waiting_ones(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = start(A, queue_rule=QueueRule.NEWEST), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    b.wait_for(LinkUp)
+    gate = asyncio.Event()
+    slow_down(b, monkeypatch, gate)
+    budget = 50_000
+    a.exchange.set_budgets({TO_B: budget})
+    a.exchange.send(TO_B, gradient(1, 400_000))
+    until(lambda: a.exchange.link_states()[TO_B].sent_total > 0)
+    for iteration in range(2, 21):
+        a.exchange.send(TO_B, gradient(iteration, 400_000))
+        state = a.exchange.link_states()[TO_B]
+        assert state.unacknowledged_bytes <= 2 * budget
+    until(lambda: a.exchange.link_states()[TO_B].dropped_messages == 18)
+    state = a.exchange.link_states()[TO_B]
+    assert state.window_bytes == 2 * budget
+    assert state.queued_bytes <= 800_000
+    loop = b.exchange._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(gate.set)
+    assert [arrived(b).iteration, arrived(b).iteration] == [1, 20]
+
+
+def test_gradients_pass_while_weights_travel(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    b.wait_for(LinkUp)
+    a.exchange.set_budgets({TO_B: 100_000})
+    a.exchange.send(TO_B, Message(MessageKind.WEIGHTS, 1, payload=os.urandom(4_000_000)))
+    for iteration in range(2, 12):
+        a.exchange.send(TO_B, gradient(iteration, 100_000))
+    kinds = [arrived(b).kind for _ in range(11)]
+    assert kinds == [MessageKind.GRADIENT] * 10 + [MessageKind.WEIGHTS]
+
+
+def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = start(A), start(B)
+    from dlion_worker.exchange.window import Outbox
+
+    leave = Outbox._leave
+
+    def _spoil(self: Outbox, data: bytes, size: int, lane: object, now_s: float) -> bytes:
+        if size and self is b.exchange._links.by_rank[TO_A].outbox:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return leave(self, data, size, lane, now_s)
+
+    monkeypatch.setattr(Outbox, "_leave", _spoil)
+    introduce(a, b)
+    for _ in range(3):
+        b.wait_for(LinkUp)
+        b.exchange.send(TO_A, gradient(1, 1000))
+        assert "checksum" in a.wait_for(Refused).reason
+        assert "checksum" in b.wait_for(Refused, lambda event: event.outgoing).reason
+    assert "quarantined" in a.wait_for(Refused).reason
+    assert "quarantine" in b.wait_for(Refused, lambda e: "quarantine" in e.reason).reason
+    assert not a.exchange.link_states()[TO_B].connected
+    again = start(B, incarnation=2)  # a restart clears it
+    introduce(a, again, version=2)
+    a.wait_for(LinkUp, lambda event: event.incarnation == 2)

@@ -1,0 +1,141 @@
+"""Proves: one object imposes a plan with either means and takes it away again; quotas hold from
+`impose_quota` to `lift_quota`; changes come at their times; what was asked for stands beside what
+came of it, latency that could not be imposed too; calls after the end do nothing.
+
+Leaves out: how well each means does (test_network_namespaces, test_network_relay, test_quota).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from attempts import first_that_holds
+from dlion_api.document import parse
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_worker.environments import Environment, Plan, unlimited_plan
+from dlion_worker.local.imposed import ImposedEnvironment
+from dlion_worker.local.means import CpuMeans, LinkMeans
+from dlion_worker.local.measuring import Quantity
+from dlion_worker.local.namespaces import namespaces_unavailable
+from dlion_worker.local.quotas import control_groups_unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
+PRIVILEGED = [
+    pytest.param(False, id="unprivileged"),
+    pytest.param(
+        True,
+        id="root",
+        marks=[pytest.mark.root, pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)],
+    ),
+]
+WORKERS = tuple(
+    WorkerIdentity(Rank(rank), SiteName(site), "g", rank) for rank, site in enumerate("aab")
+)
+BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+
+def plan(latency_ms: float = 0) -> Plan:
+    document = {
+        "name": "test",
+        "workers": [{"count": 3, "cores": 1}],
+        "coreScale": 0.2,
+        "sites": [{"name": "a", "workers": 2}, {"name": "b", "workers": 1}],
+        "insideSites": {"mbitPerS": 40},
+        "betweenSites": {"mbitPerS": 10, "latencyMs": latency_ms},
+        "changes": [{"at": {"seconds": 0.2}, "betweenSitesMbitPerS": 5, "cores": [2, 1, 1]}],
+    }
+    return parse(Environment, document).plan(WORKERS, 2)
+
+
+@pytest.mark.parametrize("privileged", PRIVILEGED)
+def test_a_plan_is_imposed_changed_measured_and_taken_away(
+    privileged: bool, tmp_path: Path
+) -> None:
+    environment = ImposedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=privileged)
+    with environment:
+        expected = {
+            False: (LinkMeans.RELAY, CpuMeans.DUTY_CYCLE),
+            True: (LinkMeans.NAMESPACES, CpuMeans.CONTROL_GROUP),
+        }
+        assert (environment.link_means, environment.cpu_means) == expected[privileged]
+        addresses = environment.link_addresses(Rank(0))
+        assert bool(addresses) is not privileged
+        if addresses:
+            assert addresses.keys() == {
+                *("1/exchange", "1/measuring", "2/exchange", "2/measuring"),
+            }
+
+        def rates() -> list[float]:
+            compared = environment.measure_links(1.0)
+            assert [(c.rank, c.peer) for c in compared] == [(0, 1), (1, 2), (2, 0)]
+            assert [c.requested / 125_000 for c in compared] == [40, 10, 10]
+            return [c.ratio or 0.0 for c in compared]
+
+        first_that_holds(rates, lambda them: min(them) >= 0.85 and max(them) <= 1.1)
+        worker = subprocess.Popen(
+            [*environment.command_prefix(Rank(0)), sys.executable, "-c", BURN],
+            start_new_session=True,
+        )
+        try:
+            time.sleep(0.5)
+            environment.impose_quota(Rank(0))
+            changed: list[float] = []
+            started_s = time.monotonic()
+            environment.start_changes(
+                lambda: time.monotonic() - started_s, lambda change: changed.append(change.time_s)
+            )
+            time.sleep(1.5)
+            environment.lift_quota(Rank(0))
+            compared = environment.requested_and_measured()
+        finally:
+            os.killpg(worker.pid, 9)
+            worker.wait()
+        assert changed == [0.2]
+        (quota,) = [c for c in compared if c.quantity is Quantity.QUOTA]
+        assert 0.2 < quota.requested <= 0.4  # 0.2 core for 0.2 s, then 0.4
+        assert quota.ratio is not None
+        assert quota.ratio <= 1.15
+        assert environment.failure() == ""
+    environment.close()
+    environment.impose_quota(Rank(0))  # a worker that got ready too late
+    environment.lift_quota(Rank(0))
+
+
+def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:
+    environment = ImposedEnvironment(plan(latency_ms=10), run_id="t", work_dir=tmp_path)
+    assert environment.link_means is LinkMeans.RELAY
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
+def test_latency_that_cannot_be_imposed_is_recorded_as_such(tmp_path: Path) -> None:
+    with ImposedEnvironment(
+        plan(latency_ms=10), run_id="t", work_dir=tmp_path, privileged=True
+    ) as environment:
+        records = [record.to_json() for record in environment.requested_and_measured()]
+    latencies = [record for record in records if record["quantity"] == "latencyS"]
+    assert {(record["rank"], record["peer"]) for record in latencies} == {
+        *((0, 2), (1, 2), (2, 0), (2, 1)),
+    }
+    assert all(record["measured"] is None for record in latencies)
+    assert all("not imposed" in record["note"] for record in latencies)
+
+
+def test_without_an_environment_nothing_is_started(tmp_path: Path) -> None:
+    with ImposedEnvironment(unlimited_plan(WORKERS), run_id="t", work_dir=tmp_path) as environment:
+        assert environment.command_prefix(Rank(0)) == []
+        assert environment.sidecar_prefix(Rank(0)) == []
+        assert environment.link_addresses(Rank(0)) == {}
+        assert environment.exchange_port(Rank(0)) == 0
+        environment.impose_quota(Rank(0))
+        assert environment.requested_and_measured() == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,125 @@
+"""Facts: children of a ProcessGroup run with their environment, prefix and log, are ended within
+the bound even where they ignore SIGTERM, are out of the terminal's reach, and die with a runner
+that is killed.
+
+Left out: what the children of a run do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_worker.local.processes import ProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG_S = 20.0
+
+
+def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
+    """Returns as soon as it is so; fails when it never is."""
+    began_s = time.monotonic()
+    while not true():
+        assert time.monotonic() - began_s < within_s, f"never: {what}"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether that process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+    with ProcessGroup(tmp_path) as group:
+        yield group
+
+
+def test_a_child_has_its_environment_prefix_and_log(group: ProcessGroup) -> None:
+    group.start("one", ["sh", "-c", 'echo "$A $B"; echo wrong >&2; exit 7'],
+                env={"A": "a"}, enter=["env", "B=b"])  # fmt: skip
+    wait_until(lambda: group.poll() == {"one": 7}, "ended")
+    assert group.log_path("one").read_text() == "a b\nwrong\n"
+
+
+def test_a_name_may_come_again_after_its_end_only(group: ProcessGroup) -> None:
+    group.start("one", ["sh", "-c", "echo first"])
+    wait_until(lambda: not group.running(), "ended")
+    group.start("one", ["sh", "-c", "echo second; exec sleep 60"])
+    wait_until(lambda: "second" in group.log_path("one").read_text(), "started")
+    assert group.log_path("one").read_text() == "first\nsecond\n"
+    with pytest.raises(ValueError, match="still runs"):
+        group.start("one", ["true"])
+    with pytest.raises(ValueError, match="allowed"):
+        group.start("../one", ["true"])
+
+
+def test_all_are_ended_within_the_bound_and_the_stubborn_are_named(group: ProcessGroup) -> None:
+    mild = group.start("mild", ["sleep", "60"])
+    stubborn = group.start(
+        "stubborn", ["sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.05; done"]
+    )
+    wait_until(lambda: group.log_path("stubborn").read_text(), "trap set")
+    began_s = time.monotonic()
+    assert group.terminate(grace_s=0.5) == ("stubborn",)
+    assert time.monotonic() - began_s < 1.5
+    assert not alive(mild)
+    assert not alive(stubborn)
+    assert group.poll() == {"mild": -signal.SIGTERM, "stubborn": -signal.SIGKILL}
+
+
+def test_children_are_out_of_the_terminals_reach(group: ProcessGroup) -> None:
+    pid = group.start("one", ["sleep", "60"])
+    assert os.getsid(pid) == pid != os.getsid(0)
+
+
+RUNNER = """
+import sys, threading
+from dlion_worker.local.processes import ProcessGroup
+
+group = ProcessGroup(sys.argv[1])
+command = ["sh", "-c", "trap '' TERM HUP INT; echo on; while :; do sleep 0.05; done"]
+pids = []
+# From a thread that ends at once: the children must not end with it.
+thread = threading.Thread(target=lambda: pids.append(group.start("one", command)))
+thread.start()
+thread.join()
+supervisor = [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none",
+              "--max-restarts", "3", "--command", "sh", "-c", "echo $$; exec sleep 60"]
+pids.append(group.start("two", supervisor))
+print(*pids, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_killed_runner_leaves_nothing_behind(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as runner:
+        assert runner.stdout is not None
+        pids = [int(pid) for pid in runner.stdout.readline().split()]
+        logs = tmp_path / "logs"
+        wait_until(lambda: (logs / "one.log").read_text() == "on\n", "first child runs")
+
+        def trainer() -> int:
+            lines = (logs / "two.log").read_text().splitlines()
+            return next((int(line) for line in lines if line.isdigit()), 0)
+
+        wait_until(trainer, "supervised child runs")
+        pids.append(trainer())
+        time.sleep(0.2)
+        assert all(map(alive, pids))
+        runner.kill()
+    wait_until(lambda: not any(map(alive, pids)), "all gone", within_s=1)

@@ -1,0 +1,57 @@
+"""Proves: a result folder whose writer was killed by SIGKILL in the middle of writing reads back
+every record that was appended before, and can be taken up again.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+from dlion_api.progress import EventRecord
+from dlion_worker.results.events import BadLine, read_events
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.summary import Ending
+from synthetic_run import Story, description
+
+STORY = Story(workers=2, killed=None)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+WRITER = """
+import itertools, sys
+from datetime import UTC, datetime
+from pathlib import Path
+sys.path.insert(0, {support!r})
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord
+from dlion_worker.results.folder import ResultFolder
+from synthetic_run import Story, description
+
+folder = ResultFolder.create(
+    Path(sys.argv[1]), description(Story(workers=2)), now=datetime.now(UTC)
+)
+for number in itertools.count(1):
+    folder.append(EventRecord(float(number), Rank(0), number, "Reason", "x" * 500))
+    if number % 100 == 0:
+        print(number, flush=True)
+"""
+
+
+def test_everything_appended_before_a_sigkill_is_read_back(tmp_path, request):
+    support = str(request.config.rootpath / "tests" / "support")
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", WRITER.format(support=support), str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(20)]
+        writer.send_signal(signal.SIGKILL)
+    bad: list[BadLine] = []
+    found = list(read_events(run / "events.jsonl", bad.append))
+    assert not bad
+    assert len(found) >= told[-1]
+    assert [record.iteration for record in found] == list(range(1, len(found) + 1))
+    with ResultFolder.create(run, description(STORY), now=NOW, resume=True) as folder:
+        folder.append(EventRecord(1e6, found[0].rank, 0, "Resumed", ""))
+        summary = folder.finish(Ending("maxSeconds"))
+    assert summary["events"]["reasons"] == {"Reason": len(found), "Resumed": 1}

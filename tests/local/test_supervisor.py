@@ -1,0 +1,198 @@
+"""Facts: a real supervisor restarts a child that was killed, ends with a fatal code, forwards
+SIGTERM, kills a child that does not listen, reaps what it adopts, leaves nothing behind, and takes
+its child with it when it is killed itself.
+
+Left out: back-off and counting over many restarts (tests/unit/supervisor), a real trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG_S = 20.0
+
+
+def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> float:
+    """Returns after how many seconds it was so; fails when it never is."""
+    began_s = time.monotonic()
+    while not true():
+        assert time.monotonic() - began_s < within_s, f"never: {what}"
+        time.sleep(0.005)
+    return time.monotonic() - began_s
+
+
+def alive(pid: int) -> bool:
+    """Whether that process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Supervised:
+    """One supervisor over a shell script, which appends its pids to a file."""
+
+    def __init__(self, folder: Path, script: str, *flags: str) -> None:
+        self.pid_file = folder / "pids"
+        self.log = folder / "log"
+        command = [
+            sys.executable, "-m", "dlion_worker.supervisor", "--config", "none",
+            "--max-restarts", "3", *flags, "--command", "sh", "-c", script,
+        ]  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stderr=log, env={**os.environ, "PIDS": str(self.pid_file)}
+            )
+
+    def pids(self) -> list[int]:
+        text = self.pid_file.read_text() if self.pid_file.exists() else ""
+        return [int(line) for line in text.split("\n")[:-1]]
+
+    def events(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def event_names(self) -> list[object]:
+        return [event["supervisor"] for event in self.events()]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+    made: list[Supervised] = []
+
+    def start(script: str, *flags: str) -> Supervised:
+        made.append(Supervised(tmp_path, script, *flags))
+        return made[-1]
+
+    yield start
+    for each in made:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+        wait_until(lambda each=each: not any(map(alive, each.pids())), "all gone", within_s=2)
+
+
+NOTE = "echo $$ >> $PIDS; "
+
+
+def test_a_killed_child_is_started_again(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(NOTE + "exec sleep 60")
+    wait_until(lambda: len(supervised.pids()) == 1, "started")
+    os.kill(supervised.pids()[0], signal.SIGKILL)
+    took_s = wait_until(lambda: len(supervised.pids()) == 2, "restarted")
+    assert took_s > 0.9
+    assert supervised.event_names() == ["started", "exited", "restarting", "started"]
+    assert supervised.events()[1]["signal"] == "SIGKILL"
+    assert not alive(supervised.pids()[0])
+
+
+@pytest.mark.parametrize("code", [0, 65, 75, 130])
+def test_a_fatal_code_ends_it_with_that_code(
+    supervise: Callable[..., Supervised], code: int
+) -> None:
+    supervised = supervise(NOTE + f"exit {code}")
+    assert supervised.process.wait(LONG_S) == code
+    assert supervised.event_names() == ["started", "exited"]
+
+
+def test_it_gives_up_with_the_last_code(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(NOTE + "exit 69", "--max-restarts", "1")
+    assert supervised.process.wait(LONG_S) == 69
+    assert len(supervised.pids()) == 2
+    assert supervised.event_names()[-1] == "giving up"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_end_is_passed_on_and_the_childs_code_back(
+    supervise: Callable[..., Supervised], number: int
+) -> None:
+    name = signal.Signals(number).name.removeprefix("SIG")
+    script = f"trap 'sleep 0.3; exit 130' {name}; {NOTE} while :; do sleep 0.05; done"
+    supervised = supervise(script)
+    wait_until(supervised.pids, "started")
+    supervised.process.send_signal(number)
+    assert supervised.process.wait(LONG_S) == 130
+    assert supervised.event_names() == ["started", "stopping", "exited"]
+
+
+def test_a_child_that_does_not_listen_is_killed_after_the_grace(
+    supervise: Callable[..., Supervised],
+) -> None:
+    script = f"trap '' TERM; {NOTE} while :; do sleep 0.05; done"
+    supervised = supervise(script, "--grace-s", "0.5")
+    wait_until(supervised.pids, "started")
+    began_s = time.monotonic()
+    supervised.process.terminate()
+    assert supervised.process.wait(LONG_S) == 128 + signal.SIGKILL
+    assert time.monotonic() - began_s > 0.4
+
+
+def test_a_signal_while_waiting_to_restart_ends_it(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(NOTE + "exit 69")
+    wait_until(lambda: "restarting" in supervised.event_names(), "waiting")
+    supervised.process.terminate()
+    assert supervised.process.wait(LONG_S) == 130
+
+
+def test_what_the_child_leaves_behind_is_ended_and_reaped(
+    supervise: Callable[..., Supervised],
+) -> None:
+    # One stays in the child's group, one makes a session of its own; both outlive the child.
+    script = (
+        "sleep 60 & echo $! >> $PIDS; setsid sh -c 'echo $$ >> $PIDS; exec sleep 60' & "
+        "while [ $(wc -l < $PIDS) -lt 2 ]; do sleep 0.01; done; exit 66"
+    )
+    supervised = supervise(script)
+    assert supervised.process.wait(LONG_S) == 66
+    assert len(supervised.pids()) == 2
+    wait_until(lambda: not any(map(alive, supervised.pids())), "gone", within_s=1)
+
+
+def test_adopted_orphans_do_not_stay_as_zombies(supervise: Callable[..., Supervised]) -> None:
+    # The middle process ends at once; its child is then the supervisor's, and ends later.
+    script = "(sh -c 'echo $$ >> $PIDS; sleep 0.2' &) ; " + "exec sleep 60"
+    supervised = supervise(script)
+    wait_until(supervised.pids, "started")
+    orphan = supervised.pids()[0]
+    wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "reaped", within_s=3)
+
+
+def test_a_killed_supervisor_takes_its_child_with_it(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise(f"trap '' TERM INT HUP; {NOTE} while :; do sleep 0.05; done")
+    wait_until(supervised.pids, "started")
+    child = supervised.pids()[0]
+    assert alive(child)
+    supervised.process.kill()
+    wait_until(lambda: not alive(child), "child gone", within_s=1)
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none",
+         "--max-restarts", "3", "--command", "no-such-command-anywhere"],
+        capture_output=True, text=True, timeout=LONG_S, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "no-such-command-anywhere" in result.stderr
+
+
+def test_a_configuration_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dlion_worker.supervisor", "--config", str(tmp_path / "none")],
+        capture_output=True, text=True, timeout=LONG_S, check=False,
+    )  # fmt: skip
+    assert result.returncode == 65
+    assert "none" in result.stderr

@@ -1,0 +1,27 @@
+"""Proves: a user's program with 3-D convolutions over clips [N, T, C, H, W], the one in
+examples/video, trains in a real run of two workers and learns.
+
+Leaves out: the protocol's errors (tests/unit/training/test_programs).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_api.exit_codes import ExitCode
+from local_run import LocalRun
+
+VIDEO = Path(__file__).parents[2] / "examples" / "video"
+
+
+@pytest.mark.timeout(300)
+def test_a_model_of_3d_convolutions_trains(tmp_path: Path) -> None:
+    document = yaml.safe_load((VIDEO / "job.yaml").read_text())
+    document["spec"]["trainer"]["stop"] = {"targetAccuracy": 0.8, "maxSteps": 400}
+    with LocalRun(tmp_path, document, "--data-root", str(VIDEO)) as run:
+        assert run.finish(within_s=200) == ExitCode.OK
+        assert run.summary()["accuracy"]["min"] >= 0.7
+        assert len(run.summary()["models"]) == 2

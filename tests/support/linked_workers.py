@@ -1,0 +1,79 @@
+"""Real exchanges on loopback for tests and benchmarks: authorities, certificates, memberships."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.exchange import (
+    Exchange,
+    ExchangeConfig,
+    ExchangeEvent,
+    StateSnapshot,
+)
+
+JOB = JobKey("default", "cifar10", "1")
+PLANT_A = SiteName("plant-a")
+PLANT_B = SiteName("plant-b")
+WITHIN_S = 20.0
+
+
+def identity(rank: int, site: SiteName = PLANT_A) -> WorkerIdentity:
+    """The worker of that rank, the only one of its index at that site."""
+    return WorkerIdentity(Rank(rank), site, "small", rank)
+
+
+def credentials(
+    worker: WorkerIdentity, authorities: dict[SiteName, Authority], job: JobKey = JOB
+) -> WorkerCredentials:
+    """A key and a certificate as the coordinator of that worker's site would give them."""
+    key = WorkerKey()
+    chain = authorities[worker.site].sign(key.csr_pem(), worker, job)
+    return WorkerCredentials(key, chain, {s: a.bundle_pem for s, a in authorities.items()})
+
+
+class Worker:
+    """An exchange with its events in a queue."""
+
+    def __init__(
+        self, who: WorkerIdentity, proof: WorkerCredentials, incarnation: int = 1, **settings: Any
+    ) -> None:
+        self.who = who
+        self.incarnation = incarnation
+        self.state = StateSnapshot(7, 700, b"state of " + who.name.encode())
+        self.events: queue.Queue[ExchangeEvent] = queue.Queue()
+        config = ExchangeConfig(settings.pop("job", JOB), who, incarnation, proof, **settings)
+        self.exchange = Exchange(config, self.events.put, lambda weights_only: self.state)
+        self.exchange.start()
+
+    def member(self, state: MemberState = MemberState.READY) -> Member:
+        """This worker as a membership names it."""
+        return Member(self.who, self.incarnation, state, self.exchange.address)
+
+    def wait_for(self, kind: type[Any], where: Callable[[Any], bool] = lambda event: True) -> Any:
+        """The next event of that kind, past all others."""
+        until_s = time.monotonic() + WITHIN_S
+        seen = []
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                event = self.events.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if isinstance(event, kind) and where(event):
+                return event
+            seen.append(event)
+        raise AssertionError(f"{self.who.name}: no {kind.__name__} in {WITHIN_S} s, but {seen}")
+
+
+def introduce(*workers: Worker, version: int = 1, job: JobKey = JOB) -> Membership:
+    """Tells all of them of all of them."""
+    membership = Membership(version, job, len(workers), tuple(w.member() for w in workers))
+    for worker in workers:
+        worker.exchange.set_members(membership)
+    return membership

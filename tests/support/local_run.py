@@ -1,0 +1,271 @@
+"""A real `dlion run` for tests: started, watched through its result folder, and judged at its end.
+
+Every process of the run carries a mark in its environment, so that whatever is left behind is found
+wherever it went. Its temporary files go to a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_worker.results.events import read_events
+
+_MARK = "DLION_TEST_RUN"
+LONG_S = 100.0
+
+BLOBS = '''
+"""Three blobs of points: learnt in a moment. A step takes NAP_S of waiting, not of computing, an
+evaluation of a batch EVALUATION_NAP_S."""
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+NAP_S, EVALUATION_NAP_S = {nap_s}, {evaluation_nap_s}
+
+
+@keras.saving.register_keras_serializable("tests")
+class Nap(keras.layers.Layer):
+    def call(self, x, training=False):
+        nap_s = NAP_S if training else EVALUATION_NAP_S
+        if not nap_s:
+            return x
+        napped = tf.numpy_function(nap, [nap_s], tf.float32, stateful=True)
+        with tf.control_dependencies([napped]):
+            return tf.identity(x)
+
+
+def nap(nap_s):
+    time.sleep(float(nap_s))
+    return np.float32(0)
+
+
+def build_model():
+    layers = [keras.layers.Input((8,)), keras.layers.Dense(16, activation="relu")]
+    return keras.Sequential([*layers, Nap(), keras.layers.Dense(3)])
+
+
+def load_data(split, site, worker_index):
+    chance = np.random.default_rng([len(split), sum(site.encode()), worker_index])
+    y = chance.integers(0, 3, 240)
+    return (chance.normal(0, 1, (240, 8)) + 2 * y[:, None]).astype(np.float32), y
+{more}
+'''
+
+
+def job_document(workers: int | dict[str, int] = 3, **spec: Any) -> dict[str, Any]:
+    """A small job with one site, or those named; keywords are fields of `spec`.
+
+    `trainer` is merged into the defaults: the digits, whole float32 gradients, all in lock step.
+    """
+    sites = {"plant-a": workers} if isinstance(workers, int) else workers
+    trainer = {
+        "program": {"builtin": "digits"},
+        "optimizer": {"name": "sgd", "learningRate": 0.05, "momentum": 0.9},
+        "evaluation": {"everySamples": 1_000_000},
+        "hashWeights": True,
+        "stop": {"maxSteps": 20},
+        **spec.pop("trainer", {}),
+    }
+    if "builtin" in trainer["program"]:
+        trainer.setdefault("dataset", {"name": "digits"})
+    return {
+        "apiVersion": "dlion.dev/v1alpha1",
+        "kind": "DLionJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "sites": [
+                {"name": name, "groups": [{"name": "g", "workers": count}]}
+                for name, count in sites.items()
+            ],
+            "trainer": trainer,
+            "batching": {
+                "policy": "even",
+                "globalBatchSize": {"initial": 32, "max": 32, "growth": False},
+            },
+            "exchange": {"policy": "full", "codec": "float32"},
+            "synchronization": {"mode": "synchronous"},
+            "knowledgeTransfer": {"policy": "none"},
+            **spec,
+        },
+    }
+
+
+def blobs(
+    folder: Path, *, nap_s: float = 0.02, evaluation_nap_s: float = 0.0, more: str = ""
+) -> dict[str, str]:
+    """A `trainer.program` of a tiny model; `more` is code behind it, to replace parts of it."""
+    path = folder / "program.py"
+    path.write_text(BLOBS.format(nap_s=nap_s, evaluation_nap_s=evaluation_nap_s, more=more))
+    return {"file": str(path)}
+
+
+class LocalRun:
+    """One `dlion run`. Use as a context: whatever is left at its end is killed."""
+
+    def __init__(self, folder: Path, document: dict[str, Any] | None, *flags: str) -> None:
+        """`folder` gets the manifest and the result folder; None: the manifest that is there."""
+        self.folder = folder / "out"
+        self._mark = uuid.uuid4().hex
+        self._temporary = tempfile.TemporaryDirectory(prefix="dlt-")
+        manifest = folder / "job.yaml"
+        if document is not None:
+            manifest.write_text(yaml.safe_dump(document))
+        where = [] if "--resume" in flags else ["--out", str(self.folder)]
+        command = [sys.executable, "-m", "dlion_cli", "run", str(manifest), *where, *flags]
+        self._log = folder / "terminal"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, _MARK: self._mark, "TMPDIR": self._temporary.name},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.left_behind():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._temporary.cleanup()
+
+    # ---- what it has said ------------------------------------------------------------------------
+
+    def terminal(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def worker_log(self, rank: int) -> str:
+        """The log of a worker's supervisor and trainers."""
+        path = self.folder / "logs" / f"worker-{rank}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def records(self) -> list[ProgressRecord]:
+        """All records so far."""
+        path = self.folder / "events.jsonl"
+        return list(read_events(path)) if path.exists() else []
+
+    def events(self, reason: str, rank: int | None = None) -> list[EventRecord]:
+        """Events of that reason, of one worker or all."""
+        return [
+            record
+            for record in self.records()
+            if isinstance(record, EventRecord)
+            and record.reason == reason
+            and rank in (None, record.rank)
+        ]
+
+    def steps(self, rank: int | None = None) -> list[StepRecord]:
+        """Iterations, of one worker or all."""
+        return [
+            record
+            for record in self.records()
+            if isinstance(record, StepRecord) and rank in (None, record.rank)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        content: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return content
+
+    # ---- what is done to it ----------------------------------------------------------------------
+
+    def trainer_pids(self, rank: int) -> list[int]:
+        """Every trainer that the worker's supervisor has started, the last one last."""
+        lines = (line for line in self.worker_log(rank).splitlines() if line.startswith("{"))
+        told = (json.loads(line) for line in lines)
+        return [event["pid"] for event in told if event.get("supervisor") == "started"]
+
+    def kill_trainer(self, rank: int) -> None:
+        """SIGKILL to the worker's present trainer."""
+        os.kill(self.trainer_pids(rank)[-1], signal.SIGKILL)
+
+    def wait_until(self, holds: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
+        """Returns when it is so; fails when it never is, or the run ends before."""
+        deadline_s = time.monotonic() + within_s
+        while not holds():
+            ended = self.process.poll() is not None and not holds()
+            assert not ended, f"ended before: {what}\n{self._story()}"
+            assert time.monotonic() < deadline_s, f"never: {what}\n{self._story()}"
+            time.sleep(0.05)
+
+    def wait_for_step(self, iteration: int, within_s: float = LONG_S) -> None:
+        """Returns when all workers that have stepped at all are past that iteration."""
+
+        def passed() -> bool:
+            last = {step.rank: step.iteration for step in self.steps()}
+            return bool(last) and min(last.values()) >= iteration
+
+        self.wait_until(passed, f"iteration {iteration}", within_s)
+
+    def end(self, number: signal.Signals) -> float:
+        """Sends the command a signal; seconds until it and everything of it is gone."""
+        began_s = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout=30)
+        while self.left_behind() and time.monotonic() < began_s + 30:
+            time.sleep(0.02)
+        return time.monotonic() - began_s
+
+    def finish(self, within_s: float = LONG_S) -> int:
+        """Waits for the end; the exit code. Nothing may be left behind."""
+        try:
+            code = self.process.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"never ended\n{self._story()}") from None
+        self.assert_nothing_left()
+        return code
+
+    def assert_nothing_left(self) -> None:
+        """No process, no temporary file, no network namespace, no key in the result folder."""
+        assert not self.left_behind()
+        assert not list(Path(self._temporary.name).iterdir())
+        assert not list(self.folder.rglob("credentials.json"))
+        named = Path("/run/netns")
+        marks = f"dlion-{self.process.pid}-"
+        assert not [n for n in (named.iterdir() if named.exists() else ()) if marks in n.name]
+
+    def left_behind(self) -> list[int]:
+        """Processes of this run that still exist."""
+        return list(self._marked())
+
+    def _marked(self) -> Iterator[int]:
+        wanted = f"{_MARK}={self._mark}".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
+
+    def _story(self) -> str:
+        logs = sorted((self.folder / "logs").glob("worker-*.log"))
+        ends = [f"{log.name}: ...{log.read_text(errors='replace')[-1500:]}" for log in logs]
+        return "\n".join([self.terminal()[-3000:], *ends])
+
+
+def hashes(steps: list[StepRecord]) -> dict[int, dict[int, str]]:
+    """Weights' hash by iteration and rank."""
+    known: dict[int, dict[int, str]] = {}
+    for step in steps:
+        known.setdefault(step.iteration, {})[step.rank] = step.weights_hash
+    return known

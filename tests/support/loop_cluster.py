@@ -1,0 +1,272 @@
+"""Workers in one process, each a thread with the real loop, entrance, inbox and policies.
+
+Only what costs time is replaced: TensorFlow by a quadratic whose gradient follows rank and batch,
+and the exchange by queues that keep each link's order and delay every message by chance.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dlion_api.errors import UnavailableError
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_worker import policies
+from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
+from dlion_worker.policies.interface import Layout, Message, MessageArrived
+from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.entrance import Entrance
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.interruption import Interrupted
+from dlion_worker.trainer.loop import Parts, TrainingLoop
+from dlion_worker.trainer.stopping import JobProgress
+
+SIZE = 6
+
+
+class Model:
+    """Weights, and a step whose gradient depends on them and on the batch."""
+
+    def __init__(self, rank: int, chance: random.Random, nap_s: float, before: Any) -> None:
+        self.weights_D = np.ones(SIZE, np.float32)
+        self._rank, self._chance, self._nap_s, self._before = rank, chance, nap_s, before
+
+    def step(self, x_B: np.ndarray, y_B: np.ndarray) -> Any:
+        self._before()
+        time.sleep(self._nap_s * self._chance.random())
+        gradient_D = self.weights_D * np.float32(0.1) + np.float32(x_B[0] % 7) * (self._rank + 1)
+        return SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True)
+
+    def get_weights(self) -> np.ndarray:
+        return self.weights_D.copy()
+
+    def get_counters(self) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+    def get_state(self) -> np.ndarray:
+        return np.zeros(0, np.float32)
+
+    def set_weights(self, weights_D: np.ndarray) -> None:
+        self.weights_D[:] = weights_D
+
+    def set_state(self, state: np.ndarray) -> None:
+        pass
+
+    def set_counters(self, counters: np.ndarray) -> None:
+        pass
+
+
+class Replica:
+    """What the loop and the checkpointer need of `LocalReplica`."""
+
+    learning_rate = 0.01
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.iteration, self.samples = model, 0, 0
+        self._lock = threading.Lock()
+        self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
+
+    def descend(self, gradient_D: np.ndarray, *, iteration: int, samples: int, **_: Any) -> None:
+        with self._lock:
+            self.model.weights_D -= np.float32(self.learning_rate) * gradient_D
+            self.iteration, self.samples = iteration, samples
+
+    def provide(self) -> StateSnapshot:
+        with self._lock:
+            return StateSnapshot(self.iteration, self.samples, self.model.weights_D.tobytes())
+
+    def take_over(self, snapshot: StateSnapshot) -> None:
+        self.model.set_weights(np.frombuffer(bytes(snapshot.payload), np.float32))
+        self.iteration = snapshot.iteration
+
+
+class Stream:
+    """Counts: the next batch is the next number."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def next(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        self.place += 1
+        return np.full(batch_size, self.place), np.zeros(batch_size)
+
+    def state(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.place = int(state["place"])
+
+
+class Network:
+    """Every link of the cluster; a message arrives behind those before it, some time later."""
+
+    def __init__(self, chance: random.Random, delay_s: float) -> None:
+        self._chance, self._delay_s = chance, delay_s
+        self._lock = threading.RLock()
+        self.up: dict[Rank, Node] = {}
+        self._links: dict[tuple[Rank, Rank], queue.SimpleQueue[Any]] = {}
+
+    def join(self, node: Node) -> None:
+        with self._lock:
+            others = list(self.up.values())
+            self.up[node.rank] = node
+            for a, b in [(node, other) for other in others] + [(other, node) for other in others]:
+                self._link(a.rank, b).put(LinkUp(a.rank, a.incarnation, a.replica.iteration))
+
+    def _link(self, sender: Rank, to: Node) -> queue.SimpleQueue[Any]:
+        """The one link from that rank to that process, over all of the rank's incarnations."""
+        link = self._links.get((sender, to.rank))
+        if link is None:
+            link = self._links[sender, to.rank] = queue.SimpleQueue()
+            threading.Thread(target=self._carry, args=(link, to), daemon=True).start()
+        return link
+
+    def leave(self, node: Node) -> None:
+        with self._lock:
+            del self.up[node.rank]
+            for key in [key for key in self._links if key[1] == node.rank]:
+                self._links.pop(key).put(None)
+            for other in self.up.values():
+                self._links[node.rank, other.rank].put(LinkDown(node.rank, 0, "killed"))
+
+    def send(self, sender: Rank, receiver: Rank, message: Message) -> None:
+        with self._lock:
+            link = self._links.get((sender, receiver))
+            if link is not None and sender in self.up and receiver in self.up:
+                link.put(MessageArrived(sender, message))
+
+    def pull(self, donor: Rank) -> StateSnapshot:
+        node = self.up.get(donor)
+        if node is None:
+            raise UnavailableError(f"{donor} is gone")
+        time.sleep(self._delay_s * self._chance.random())
+        return node.replica.provide()
+
+    def _carry(self, link: queue.SimpleQueue[Any], to: Node) -> None:
+        while (arrival := link.get()) is not None:
+            time.sleep(self._delay_s * self._chance.random())
+            to.inbox.put(arrival)
+
+
+class Node:
+    """One worker; `kill` makes it vanish, but not while a gradient goes out to all peers."""
+
+    def __init__(
+        self, job: Job, rank: Rank, network: Network, incarnation: int, nap_s: float
+    ) -> None:
+        self.rank, self.incarnation, self._network = rank, incarnation, network
+        self.hashes: dict[int, str] = {}
+        self.error: BaseException | None = None
+        self._killed = threading.Event()
+        self._entered = False
+        model = Model(rank, random.Random(rank + incarnation), nap_s, self._vanish_if_killed)
+        self.replica, self.stream = Replica(model), Stream()
+        self.inbox = Inbox(self._send)
+        self.progress = JobProgress()
+        ranks = [worker.rank for worker in job.workers()]
+        self.machine = policies.build(job.spec, rank, Layout(("w",), (SIZE,)), ranks)
+        self.checkpointer = Checkpointer(
+            Path("unused"), every_s=1e9, replica=self.replica, progress=self.progress,
+            stream=self.stream, machine=self.machine,
+        )  # fmt: skip
+        self._job = job
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> Node:
+        self._network.join(self)
+        self.thread.start()
+        return self
+
+    def kill(self) -> None:
+        self._killed.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def _send(self, peer: Rank, message: Message) -> None:
+        self._network.send(self.rank, peer, message)
+
+    def _vanish_if_killed(self) -> None:
+        if self._killed.is_set():
+            self._network.leave(self)
+            raise Interrupted("killed")
+
+    def _run(self) -> None:
+        try:
+            self._enter()
+            self._train()
+        except Interrupted:
+            pass
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _stopped(self) -> str | None:
+        if self._entered:
+            return None
+        self._vanish_if_killed()
+        return None
+
+    def _enter(self) -> None:
+        exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
+        snapshot = Entrance(
+            job=self._job, exchange=exchange, inbox=self.inbox, membership=lambda: None,
+            stopped=self._stopped, has_barrier=True,
+        ).come_in()  # fmt: skip
+        self._entered = True
+        if snapshot is not None:
+            self.checkpointer.overtake(snapshot)
+
+    def _train(self) -> None:
+        nothing = lambda *_, **__: None  # noqa: E731
+        exchange = SimpleNamespace(
+            send=self._send, set_iteration=nothing, cpu_s=float, link_states=dict,
+            take_deliveries=list, room_bytes=dict, quarantine=nothing, set_budgets=nothing,
+        )  # fmt: skip
+        sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
+        reporter = SimpleNamespace(
+            step=self._note, event=nothing, links=nothing, now_s=float, incarnation=1
+        )
+        TrainingLoop(
+            Parts(
+                job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
+                machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
+                inbox=self.inbox, training_set_samples=lambda: 1000,
+                worker_count=len(self._job.workers()),
+            ),
+            progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,
+            external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
+        ).run()  # fmt: skip
+
+    def _note(self, step: Any) -> None:
+        self.hashes[step.iteration] = step.weights_hash
+
+
+def synchronous_job(workers: int, max_steps: int) -> Job:
+    """Whole gradients in lock step."""
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "cluster"},
+            "spec": {
+                "sites": [{"name": "a", "groups": [{"name": "g", "workers": workers}]}],
+                "trainer": {
+                    "program": {"builtin": "digits"},
+                    "dataset": {"name": "digits"},
+                    "hashWeights": True,
+                    "stop": {"maxSteps": max_steps},
+                },
+                "exchange": {"policy": "full", "codec": "float32"},
+                "synchronization": {"mode": "synchronous"},
+                "knowledgeTransfer": {"policy": "none"},
+            },
+        }
+    )
