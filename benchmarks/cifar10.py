@@ -5,8 +5,8 @@
 Runs one after the other, by `dlion run`: the *ideal* (one process with the summed quota, no
 network), the best worker alone on its own share of the data, `dlion`, and `dlion` with each
 technique switched off. Prints a table: time to 50 % and to the target (mean over replicas, from
-the first step on), final accuracy, drift, bytes, and the ratio to the ideal. As root, for real
-namespaces and quotas; about 40 minutes on two cores.
+the first step on), final accuracy, drift, bytes, and the ratio to the ideal. A run whose results
+are in `--out` already is not repeated. As root, for real namespaces and quotas.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def main() -> None:
         if arguments.only and name not in arguments.only:
             continue
         folder = arguments.out / name.replace(" ", "-")
-        with started(document, environment, folder) as run:
-            run.finish()
+        if not (folder / "summary.json").exists():  # else: the table alone is printed again
+            with started(document, environment, folder) as run:
+                run.finish()
         rows.append(_row(name, folder))
         print(json.dumps(rows[-1]), flush=True)
     _print(rows, arguments)
@@ -102,7 +103,11 @@ def _row(name: str, folder: Path) -> dict[str, Any]:
         for record in map(json.loads, (folder / "events.jsonl").read_text().splitlines())
         if record.get("reason") == "TrainingStarted"
     )
-    levels = {level["accuracy"]: level["time_s"] - began_s for level in summary["levels"]}
+    levels = {
+        level["accuracy"]: level["time_s"] - began_s
+        for level in summary["levels"]
+        if level["time_s"] is not None
+    }
     return {
         "run": name,
         "to_50_s": levels.get(0.5),

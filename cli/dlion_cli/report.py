@@ -25,7 +25,19 @@ from dlion_api.exit_codes import ExitCode
     help="Name of a run on the page, once per DIR in the same order; by default the folder's name.",
 )
 @click.option("--title", default="", metavar="TEXT", help="Title of the page.")
-def report(folders: tuple[Path, ...], out: Path | None, labels: tuple[str, ...], title: str) -> int:
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.svg",
+    help="Also write the first charts as one SVG, for a README or a slide.",
+)
+def report(
+    folders: tuple[Path, ...],
+    out: Path | None,
+    labels: tuple[str, ...],
+    title: str,
+    picture: Path | None,
+) -> int:
     """Make report.html of a result folder, or compare several.
 
     The page holds its pictures itself: it can be mailed and opened anywhere. Among several runs
@@ -38,10 +50,13 @@ def report(folders: tuple[Path, ...], out: Path | None, labels: tuple[str, ...],
         )
     try:
         from dlion_worker.results.report.page import write_report
+        from dlion_worker.results.report.picture import write_picture
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"dlion report needs {error.name}: install the extra with `pip install dlion[worker]`"
         ) from error
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     click.echo(write_report(folders, target, labels=labels, title=title))
+    if picture is not None:
+        click.echo(write_picture(folders, picture, labels=labels, title=title))
     return ExitCode.OK

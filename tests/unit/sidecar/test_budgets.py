@@ -8,6 +8,7 @@ Leaves out: TCP, real clocks, frames (tests/local), and how a policy fills a bud
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,8 @@ class FluidNetwork:
         self.uplink, self.limits, self.demand = uplink, limits, demand
         self.queued = dict.fromkeys(limits, 0.0)
         self.now_s = 0.0
+        self.lateness: dict[int, Callable[[], float]] = {}
+        """What a receiver that a quota holds back makes of a round's busy time."""
 
     def round(self) -> float:
         """One iteration; what the links carried in it as a fraction of the uplink."""
@@ -57,12 +60,15 @@ class FluidNetwork:
                     peer=Rank(peer),
                     acknowledged_bytes=round(before[peer]) - round(under_way),
                     busy_bytes=round(busy_bytes[peer]),
-                    receiver_busy_s=busy_s[peer] if seen else 0.0,
+                    receiver_busy_s=busy_s[peer] * self._late(peer) if seen else 0.0,
                     unacknowledged_bytes=round(under_way),
                 )
             )
         self.budgets.end_round(wall_s=ITERATION_S, own_s=ITERATION_S)
         return sum(busy_bytes.values()) / max(1.0, possible)
+
+    def _late(self, peer: int) -> float:
+        return self.lateness[peer]() if peer in self.lateness else 1.0
 
     def _send(self) -> None:
         """As the exchange does: at most a budget a round, at most one and a half under way."""
@@ -155,6 +161,26 @@ def test_slow_links_leave_their_share_to_fast_ones() -> None:
     budgets = network.current_budgets()
     assert budgets[1] == pytest.approx(2 * MBIT * ITERATION_S, rel=0.15)
     assert budgets[2] == pytest.approx(9 * MBIT * ITERATION_S, rel=0.15)
+
+
+def test_receivers_that_a_quota_holds_back_take_nothing_from_the_others() -> None:
+    """They read late: what came meanwhile seems to arrive all at once, or for ever."""
+    limits = {peer: constant((100 if peer <= 3 else 1.6) * MBIT) for peer in range(1, 6)}
+    network = FluidNetwork(constant(50 * MBIT), limits, dict.fromkeys(limits, PLENTY))
+    chance = random.Random(1)
+    for peer in (4, 5):
+        network.lateness[peer] = lambda: chance.choice([0.02, 0.3, 0.7, 1.0, 3.0])
+    seen = []
+    for _ in range(80):
+        network.round()
+        seen.append(network.current_budgets())
+    fast = [budgets[peer] for budgets in seen[10:] for peer in (1, 2, 3)]
+    share = (50 - 2 * 1.6) / 3 * MBIT * ITERATION_S
+    assert min(fast) >= 0.6 * share
+    assert sum(fast) / len(fast) == pytest.approx(share, rel=0.15)
+    slow = [budgets[peer] for budgets in seen[10:] for peer in (4, 5)]
+    assert sum(slow) / len(slow) == pytest.approx(1.6 * MBIT * ITERATION_S, rel=0.5)
+    assert max(slow) <= 0.9 * share, "a burst was taken for a rate"
 
 
 def test_a_link_with_little_to_send_leaves_its_share_to_the_other() -> None:
@@ -255,7 +281,7 @@ def test_what_is_shared_is_measured_where_the_manifest_says_auto(
         budgets.deliver(LinkDelivery(Rank(1), round(rate * 0.4), round(rate * 0.4), 0.4, 0))
         budgets.deliver(LinkDelivery(Rank(2), round(rate * 0.1), round(rate * 0.1), 0.1, 0))
         budgets.end_round(wall_s=0.4, own_s=0.4)
-    cut = 1.0 if together == 1.0 else 0.5 / 0.8
+    cut = 1.0 if together == 1.0 else 0.25 / 0.34  # 0.25 MB in 0.34 s, each by its bytes
     assert budgets.budgets()[Rank(1)] == pytest.approx(expected * cut, rel=0.01)
 
 

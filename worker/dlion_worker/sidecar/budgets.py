@@ -23,6 +23,13 @@ ASSUMED_ITERATION_S = 1.0
 CHANGE_FRACTION = 0.2
 LEAST_BUSY_S, LEAST_BUSY_BYTES, MOST_BUSY_S = 0.02, 65536, 3.0
 
+LEAST_CHANGE_S = 0.25
+"""A few CFS periods of 0.1 s: a receiver that its quota holds back for one reads late, and all at
+once."""
+
+RISES = 3
+"""Iterations in which a link carries more, one after the other, until that is believed."""
+
 LEAST_TIMED_BYTES = 16384
 """Of less, on a link that drains, the time says when the receiver was scheduled, not what the link
 carries."""
@@ -54,6 +61,8 @@ def _busy_rate() -> ChangingRate:
         most_s=MOST_BUSY_S,
         change_fraction=CHANGE_FRACTION,
         least_amount=LEAST_BUSY_BYTES,
+        least_change_s=LEAST_CHANGE_S,
+        rises=RISES,
     )
 
 
@@ -92,6 +101,12 @@ class _Link:
         self.offered_bytes.append(max(0, self.acknowledged_bytes + under_way_bytes))
         self.acknowledged_bytes, self.busy_bytes, self.busy_s = 0, 0, 0.0
         self.begun_with_bytes = self.unacknowledged_bytes
+
+    def rate_of_round(self) -> float:
+        """Bytes per second of this round, as far as it can be told from chance."""
+        seen = self.busy_bytes / self.busy_s
+        known = self.rate.rate()
+        return seen if known is None else min(seen, known)
 
     def _drained(self) -> bool:
         """Whether the budget was used and all arrived, too little of it at once to be timed."""
@@ -207,13 +222,17 @@ class LinkBudgets:
 
     def _note_overlap(self) -> None:
         """What the links carried, and what they would have, had each gone on at its own rate
-        until the last one was done."""
+        for as long as the uplink was busy.
+
+        That is how long the links took, each weighed by its bytes: the longest alone may be that
+        of a receiver which takes a few bytes late, and says nothing of the uplink.
+        """
         busy = [link for link in self._links.values() if link.busy_bytes and link.busy_s]
         carried_bytes = sum(link.busy_bytes for link in busy)
         if carried_bytes >= LEAST_BUDGET_BYTES:
-            longest_s = max(link.busy_s for link in busy)
-            rates = sum(link.busy_bytes / link.busy_s for link in busy)
-            self._overlap.append((carried_bytes, longest_s * rates))
+            busy_s = sum(link.busy_bytes * link.busy_s for link in busy) / carried_bytes
+            rates = sum(link.rate_of_round() for link in busy)
+            self._overlap.append((carried_bytes, max(carried_bytes, busy_s * rates)))
 
     def _shared(self) -> bool:
         """As the manifest says, else as measured; shared until there is a measure."""

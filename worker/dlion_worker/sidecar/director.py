@@ -31,6 +31,10 @@ from dlion_worker.sidecar.reasons import reason_for
 
 SHARE_TOLERANCE_FRACTION = 0.03
 BUDGET_TOLERANCE_FRACTION = 0.05
+MOST_OWN_FACTOR = 1.25
+"""A budget is for at most so many times what the gradient takes: a worker whose exchange costs it
+more than a quarter of that is not given more to send for being slow at it."""
+
 REGULAR_S = 5.0
 """Capacities are published at least this often, however little they change."""
 
@@ -138,7 +142,9 @@ class Director:
         self.steps_total += 1
         self.samples_total += step.samples
         self._estimator.add_step(step)
-        own_s = step.compute_s if step.waited_s is None else step.wall_s - step.waited_s
+        own_s = step.compute_s
+        if step.waited_s is not None:
+            own_s = min(step.wall_s - step.waited_s, MOST_OWN_FACTOR * step.compute_s)
         self.links.end_round(wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()))
         self._publish(now_s)
 

@@ -34,9 +34,16 @@ class ChangingRate:
         most_s: float,
         change_fraction: float,
         least_amount: float = float("inf"),
+        least_change_s: float | None = None,
+        rises: int = 1,
     ) -> None:
-        """`least_amount` of whatever is counted is enough of a window too, however short."""
+        """`least_amount` of whatever is counted is enough of a window too, however short; not to
+        see a change in, where `least_change_s` says how long that has to be. A rise shows when so
+        many observations one after the other are above what was known: for a rate whose single
+        observations may be far too high, but not again and again."""
         self._least_s = least_s
+        self._least_change_s = least_change_s
+        self._rises = rises
         self._most_s = most_s
         self._change_fraction = change_fraction
         self._least_amount = least_amount
@@ -72,6 +79,11 @@ class ChangingRate:
     def _enough(self, amount: float, seconds: float) -> bool:
         return seconds >= self._least_s or (seconds > 0 and amount >= self._least_amount)
 
+    def _shows_change(self, recent: _Bucket) -> bool:
+        if self._least_change_s is None:
+            return self._enough(recent.amount, recent.seconds)
+        return recent.seconds >= self._least_change_s
+
     def _forget(self) -> None:
         window_s = self.window_s
         while len(self._buckets) > 1 and window_s - self._buckets[0].seconds >= self._most_s:
@@ -81,10 +93,17 @@ class ChangingRate:
         if not older:
             return
         older_rate = sum(b.amount for b in older) / sum(b.seconds for b in older)
-        recent_rate = recent.amount / recent.seconds
-        if abs(recent_rate - older_rate) > self._change_fraction * older_rate:
+        change = recent.amount / recent.seconds - older_rate
+        if abs(change) <= self._change_fraction * older_rate:
+            return
+        if change < 0 or self._has_risen(older_rate):
             for _ in older:
                 self._buckets.popleft()
+
+    def _has_risen(self, older_rate: float) -> bool:
+        least = (1 + self._change_fraction) * older_rate
+        newest = list(self._buckets)[-self._rises :]
+        return len(newest) == self._rises and all(b.amount > least * b.seconds for b in newest)
 
     def _recent(self) -> tuple[int, _Bucket]:
         """How many of the newest buckets make a window, and their sum."""
@@ -92,6 +111,6 @@ class ChangingRate:
         for count, bucket in enumerate(reversed(self._buckets), start=1):
             total.amount += bucket.amount
             total.seconds += bucket.seconds
-            if self._enough(total.amount, total.seconds):
+            if self._shows_change(total):
                 return count, total
         return len(self._buckets), total

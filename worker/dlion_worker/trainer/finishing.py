@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
@@ -146,7 +147,8 @@ class Finale:
         folder = results_dir / "models" / sites[self._rank]
         folder.mkdir(parents=True, exist_ok=True)
         self._save(folder / "model.keras", averaged if is_averaged else best.state)
-        (folder / "model.json").write_text(json.dumps(asdict(about), indent=2) + "\n")
+        text = json.dumps(asdict(about), indent=2) + "\n"
+        write_atomically(folder / "model.json", text.encode(), mode=0o644)
         self._reporter.event(
             "ModelSaved",
             f"{about.model} of workers {', '.join(map(str, about.ranks))}: "

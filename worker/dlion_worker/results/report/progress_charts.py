@@ -88,7 +88,8 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
                 _thin(axes, runs, index, line, points, strength=0.9 if len(runs) == 1 else 0.35)
                 seen.extend(points[:, 1])
             if curves and len(runs) > 1:
-                times_s = np.linspace(0, max(points[-1, 0] for points in curves), 150)
+                began_s = max(points[0, 0] for points in curves)
+                times_s = np.linspace(began_s, max(points[-1, 0] for points in curves), 150)
                 mean = np.mean([at_times(points, times_s) for points in curves], axis=0)
                 _thick(axes, runs, index, np.column_stack((times_s, mean)))
         if not seen:

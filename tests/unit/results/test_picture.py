@@ -1,0 +1,85 @@
+"""Proves: the picture of one run and of several is a well-formed SVG that needs nothing else,
+escapes whatever it is given, stays small, and goes where `dlion report --picture` says.
+
+Leaves out: the charts themselves (test_report), and whether it is good to look at (that was looked
+at).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from xml.etree import ElementTree
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.report.picture import picture
+from dlion_worker.results.report.runs import load_runs
+from dlion_worker.results.summary import Ending
+from synthetic_run import Story, description, records
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+HOSTILE = "<script>alert('x')</script>&\"$\\frac{1}{0}$ ]]> --> {{ 7*7 }}"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def make(path, story):
+    with ResultFolder.create(path, description(story), now=NOW) as folder:
+        for record in records(story):
+            folder.append(record)
+        folder.finish(Ending("maxSeconds"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("runs") / "one", Story(seconds=60))
+
+
+def words(text):
+    return "".join(ElementTree.fromstring(text).itertext())
+
+
+def test_one_run_shows_its_workers_and_five_charts(folder):
+    runs = load_runs([folder])
+    text = picture(runs)
+    for name in ("Accuracy against time", "Batch sizes", "Drift between replicas", "Uplinks"):
+        assert name in words(text)
+    assert len(ElementTree.fromstring(text).findall(f"{SVG}svg")) == 5
+    for worker in runs[0].workers:
+        assert runs[0].run.worker_name(worker.rank) in words(text)
+
+
+def test_several_runs_are_told_apart_by_their_labels(folder):
+    text = picture(load_runs([folder, folder], ["first", "second"]))
+    assert {"first", "second"} <= {
+        element.text for element in ElementTree.fromstring(text).findall(f"{SVG}text")
+    }
+    assert "Training loss" in words(text)
+
+
+def test_it_needs_nothing_else_and_repeats_hostile_names_as_text(folder):
+    text = picture(load_runs([folder, folder], [HOSTILE, "other"]), title=HOSTILE)
+    assert HOSTILE in words(text)
+    tags = {element.tag for element in ElementTree.fromstring(text).iter()}
+    assert f"{SVG}script" not in tags
+    assert not re.search(r"(href|src)=\"(?!#|data:)", text)
+
+
+def test_a_picture_of_many_workers_stays_small(tmp_path):
+    folder = make(tmp_path / "many", Story(seconds=60, workers=40))
+    text = picture(load_runs([folder]))
+    assert len(text) < 600_000
+    box = ElementTree.fromstring(text).get("viewBox").split()
+    assert float(box[3]) < 3000
+
+
+def test_the_command_writes_it_beside_the_page(folder, tmp_path, capsys):
+    out = tmp_path / "run.svg"
+    page = ["--out", str(tmp_path / "r.html")]
+    assert main(["report", str(folder), *page, "--picture", str(out)]) == ExitCode.OK
+    assert out.read_text().startswith("<svg ")
+    assert str(out) in capsys.readouterr().out

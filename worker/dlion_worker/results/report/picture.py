@@ -1,0 +1,141 @@
+"""One picture of a run, or of several side by side: the report's first charts as one SVG file.
+
+Owns the layout of the picture; `progress_charts` and `resource_charts` draw. `dlion report
+--picture` calls `write_picture`. The file needs nothing but itself and follows the reader's light
+or dark colours, so that it can stand in a README.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from dlion_worker.results.report import progress_charts, resource_charts
+from dlion_worker.results.report.drawing import Chart, colour
+from dlion_worker.results.report.runs import LoadedRun, load_runs
+from dlion_worker.results.storage import write_whole
+
+_WIDTH, _MARGIN, _GAP = 1000.0, 20.0, 16.0
+_HEAD, _LEGEND_LINE, _CAPTION = 46.0, 22.0, 24.0
+_LEGEND_COLUMN = 160.0
+_BYTES = 400_000
+"""A picture larger than this slows the page that it stands on."""
+
+_VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
+_STYLE = """
+svg { --font: ui-sans-serif, system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  --paper: #ffffff; --ink: #1c2330; --faint: #697386; --grid: #e6e9ef; }
+@media (prefers-color-scheme: dark) {
+  svg { --paper: #181e28; --ink: #e4e9f1; --faint: #97a2b4; --grid: #2a3240; }
+}
+.paper { fill: var(--paper); stroke: var(--grid); }
+.words { font-family: var(--font); fill: var(--ink); font-size: 13px; }
+.title { font-size: 19px; font-weight: 600; }
+.name { font-size: 14px; font-weight: 600; }
+"""
+
+
+def write_picture(
+    folders: Sequence[Path], out: Path, *, labels: Sequence[str] = (), title: str = ""
+) -> Path:
+    """Writes the picture of these result folders to `out`, and returns `out`.
+
+    Raises: DataError when a folder holds no run; StorageError when `out` cannot be written.
+    """
+    runs = load_runs(folders, labels)
+    write_whole(out, picture(runs, title=title).encode())
+    return out
+
+
+def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
+    """An SVG document: accuracy against time and bytes, then batches and uplinks of one run, or
+    loss and drift of several."""
+    charts = [
+        progress_charts.accuracy_against_time(runs),
+        progress_charts.accuracy_against_bytes(runs),
+    ]
+    if len(runs) == 1:
+        charts += [resource_charts.batch_sizes(runs[0]), progress_charts.drift_against_time(runs)]
+        wide = resource_charts.uplinks(runs[0])
+        if sum(len(chart.svg) for chart in [*charts, wide]) <= _BYTES:
+            charts.append(wide)
+        legend = resource_charts.legend(runs[0])
+    else:
+        charts += [
+            progress_charts.loss_against_time(runs),
+            progress_charts.drift_against_time(runs),
+        ]
+        legend = [(run.label, colour(index, len(runs))) for index, run in enumerate(runs)]
+    words = title or ", ".join(dict.fromkeys(run.run.key.name for run in runs))
+    parts, top_y = _legend(legend)
+    for chart, x, y, width, height in _places(charts, top_y):
+        parts.append(_placed(chart, x, y, width, height))
+        bottom_y = y + height
+    return Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w:g} {h:g}" role="img" '
+        'aria-label="{words}"><style>{style}</style>'
+        '<rect class="paper" x="0.5" y="0.5" width="{inner_w:g}" height="{inner_h:g}" rx="10"/>'
+        '<text class="words title" x="{x:g}" y="{y:g}">{words}</text>{parts}</svg>\n'
+    ).format(
+        w=_WIDTH,
+        h=bottom_y + _MARGIN,
+        inner_w=_WIDTH - 1,
+        inner_h=bottom_y + _MARGIN - 1,
+        words=words,
+        style=Markup(_STYLE),  # noqa: S704 - our own
+        x=_MARGIN,
+        y=_HEAD - 14,
+        parts=Markup("").join(parts),
+    )
+
+
+def _legend(names: Sequence[tuple[str, str]]) -> tuple[list[Markup], float]:
+    """Names beside their colours, and where what follows may begin."""
+    columns = int((_WIDTH - 2 * _MARGIN) // _LEGEND_COLUMN)
+    parts = []
+    for index, (name, mark) in enumerate(names):
+        row, column = divmod(index, columns)
+        x, y = _MARGIN + column * _LEGEND_COLUMN, _HEAD + row * _LEGEND_LINE
+        parts.append(
+            Markup(
+                '<rect x="{x:g}" y="{y:g}" width="18" height="4" rx="2" fill="{mark}"/>'
+                '<text class="words" x="{text_x:g}" y="{text_y:g}">{name}</text>'
+            ).format(x=x, y=y + 5, mark=mark, text_x=x + 24, text_y=y + 12, name=name)
+        )
+    rows = -(-len(names) // columns)
+    return parts, _HEAD + rows * _LEGEND_LINE + _GAP
+
+
+def _places(
+    charts: Sequence[Chart], top_y: float
+) -> Iterator[tuple[Chart, float, float, float, float]]:
+    """(chart, x, y, width, height): two in a row, wide ones alone; each in its own proportions."""
+    full = _WIDTH - 2 * _MARGIN
+    half = (full - _GAP) / 2
+    y, column, row_height = top_y, 0, 0.0
+    for chart in charts:
+        width = full if chart.wide else half
+        found = _VIEW_BOX.search(chart.svg)
+        assert found is not None, "to_svg leaves the view box"  # noqa: S101
+        height = _CAPTION + width * float(found[2]) / float(found[1])
+        if chart.wide and column:
+            y, column, row_height = y + row_height + _GAP, 0, 0.0
+        yield chart, _MARGIN + column * (half + _GAP), y, width, height
+        row_height = max(row_height, height)
+        if chart.wide or column:
+            y, column, row_height = y + row_height + _GAP, 0, 0.0
+        else:
+            column = 1
+
+
+def _placed(chart: Chart, x: float, y: float, width: float, height: float) -> Markup:
+    inner = str(chart.svg).replace(  # as Markup it would escape what is put in
+        "<svg ",
+        f'<svg x="{x:g}" y="{y + _CAPTION:g}" width="{width:g}" height="{height - _CAPTION:g}" ',
+        1,
+    )
+    name = f'<text class="words name" x="{x:g}" y="{y + 12:g}">{escape(chart.title)}</text>'
+    return Markup(name + inner)  # noqa: S704 - our own SVG; the title was escaped
