@@ -23,6 +23,12 @@ class Network:
         "whether a worker's links share one rate, have one each, or which of both is measured.",
         default="auto",
     )
+    bandwidth_fraction: float = setting(
+        "share of what a link carries that the exchange may use; the rest is left to others.",
+        default=1.0,
+        above=0,
+        maximum=1,
+    )
     max_message_bytes: int = setting(
         "a longer message from a peer is refused.",
         default=256 * 2**20,

@@ -248,6 +248,14 @@ def test_links_that_share_nothing_keep_their_whole_rate() -> None:
     assert budgets.budgets() == {Rank(1): 400_000, Rank(2): 100_000}
 
 
+def test_a_fraction_of_what_links_carry_is_left_to_others() -> None:
+    network = equal_links(constant(20 * MBIT), 3)
+    network.budgets = LinkBudgets(shared_uplink=True, fraction=0.25)
+    network.budgets.set_peers([Rank(1), Rank(2), Rank(3)])
+    used = [network.round() for _ in range(40)][10:]
+    assert sum(used) / len(used) == pytest.approx(0.25, rel=0.1)
+
+
 def test_a_peer_that_has_left_has_no_budget() -> None:
     budgets = LinkBudgets(shared_uplink=True)
     budgets.set_peers([Rank(1), Rank(2)])

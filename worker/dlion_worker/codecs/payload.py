@@ -46,6 +46,7 @@ _VERSION: Final = 1
 _CODEC_NUMBER: Final = {ValueCodec.FLOAT32: 1, ValueCodec.FLOAT16: 2}
 _NUMBER_CODEC: Final = {number: codec for codec, number in _CODEC_NUMBER.items()}
 _LOSS: Final = struct.Struct("<d")
+_CHUNK: Final = 1 << 15  # entries added at a time: intermediate values stay in the cache
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class GradientPart:
     def add_to(self, target_D: NDArray[np.float32], weight: np.float32) -> None:
         """target += weight * part, in float32."""
         if self.index_K is None:
-            target_D += self.value_K * weight
+            for start in range(0, target_D.size, _CHUNK):
+                chunk = slice(start, start + _CHUNK)
+                target_D[chunk] += self.value_K[chunk] * weight
         else:
-            target_D[self.index_K] += self.value_K * weight
+            np.add.at(target_D, self.index_K, self.value_K * weight)
 
 
 def coded_bytes(kept: int, size: int, codec: ValueCodec) -> int:

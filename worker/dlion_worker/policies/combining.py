@@ -123,7 +123,7 @@ def descend(
 ) -> Descend:
     """One update: the sum over contributions, in the order given, of (LBS_j / divisor) g_j.
 
-    `late_sum_D`, a sum of LBS_j g_j, is added last, and used up.
+    `late_sum_D`, a sum of LBS_j g_j, is added last.
     """
     total_D = np.zeros(size, np.float32)
     for contribution in contributions:
@@ -131,6 +131,5 @@ def descend(
             weight = np.float32(contribution.local_batch_size / divisor)
             contribution.part.add_to(total_D, weight)
     if late_sum_D is not None:
-        late_sum_D *= np.float32(1 / divisor)
-        total_D += late_sum_D
+        GradientPart(late_sum_D).add_to(total_D, np.float32(1 / divisor))
     return Descend(total_D, samples)

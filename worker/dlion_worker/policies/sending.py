@@ -174,14 +174,17 @@ class MaxN:
         if not fewer:
             return payloads
         self._magnitudes.measure(gradient_D)
-        floor = self._magnitudes.count(1 - self.floor_percent / 100)
-        kept_K: Index | None = None
+        lowest = 1 - self.floor_percent / 100
+        floor = self._magnitudes.count_at_most(lowest)
+        if fewer[-1] < floor:
+            floor = self._magnitudes.count(lowest)
+        index_K: Index | None = None
         for count in fewer:
             if count < floor:
                 break
-            kept_K = self._magnitudes.select(self._magnitudes.threshold(count), kept_K)
-            if kept_K.size:
-                payloads[count] = encode_sparse(kept_K, gradient_D[kept_K], size, self.codec)
+            index_K = self._magnitudes.largest(count, index_K)
+            if index_K.size:
+                payloads[count] = encode_sparse(index_K, gradient_D[index_K], size, self.codec)
         return payloads
 
     def forget(self, peer: Rank) -> None:

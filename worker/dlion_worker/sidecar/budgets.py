@@ -155,10 +155,12 @@ class LinkBudgets:
     Source: policies.md section 1, transmission speed assurance; the division is ours.
     """
 
-    def __init__(self, *, shared_uplink: bool | None) -> None:
+    def __init__(self, *, shared_uplink: bool | None, fraction: float = 1.0) -> None:
         """`shared_uplink`: all budgets together keep within what the links carry together. None:
-        as measured, by what each link carried alone (probes) and beside the others."""
+        as measured, by what each link carried alone (probes) and beside the others. `fraction` of
+        what a link carries is given out."""
         self._shared_uplink = shared_uplink
+        self._fraction = fraction
         self._links: dict[Rank, _Link] = {}
         self._last_rates: dict[Rank, float] = {}
         self._overlap: deque[tuple[float, float]] = deque(maxlen=OVERLAP_ROUNDS)
@@ -253,8 +255,8 @@ class LinkBudgets:
         return sum(carried for carried, _ in self._overlap) / sum(all_ for _, all_ in self._overlap)
 
     def _divide(self) -> None:
-        iteration_s = self.iteration_s()
-        share_bytes = {peer: rate * iteration_s for peer, rate in self.bandwidths().items()}
+        budgeted_s = self._fraction * self.iteration_s()
+        share_bytes = {peer: rate * budgeted_s for peer, rate in self.bandwidths().items()}
         scale = self._scale(share_bytes)
         wanted = {peer: share * scale for peer, share in share_bytes.items()}
         for peer, budget in (_alike(wanted) if self._shared() else wanted).items():

@@ -49,7 +49,9 @@ class Director:
         self._job, self._rank = job, rank
         self._estimator = CapacityEstimator()
         self.capacities = Capacities(rank)
-        self.links = LinkBudgets(shared_uplink=_shared_uplink(job))
+        self.links = LinkBudgets(
+            shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
+        )
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
         self._shares = BatchShares(
             weighted=job.spec.batching.policy == "weighted",
