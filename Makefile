@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart check test unit local measure fuzz generate format lock clean
+.PHONY: help setup quickstart picture check test unit local measure fuzz generate format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,12 @@ quickstart: setup ## Train the main example on this machine, with DLion's exchan
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
 	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
 	$(BIN)/dlion report $$out/dlion $$out/none --out $$out/report.html
+
+picture: setup ## Draw the README's picture from the newest quick start
+	@out=$$(ls -d runs/quickstart-* | tail -1) && mkdir -p docs/images && \
+	$(BIN)/dlion report $$out/dlion $$out/none --label dlion --label "exchange.policy: none" \
+	  --title "digits: two sites, each with half of the classes" --out $$out/report.html \
+	  --picture docs/images/quickstart.svg
 
 check: setup ## What a person runs before a commit: format, lint, types, architecture, generated files
 	$(BIN)/ruff format --check $(SOURCES)

@@ -21,6 +21,8 @@ import yaml
 from local_runs import Document, commit, started
 
 from dlion_worker.environments import load_environment
+from dlion_worker.results.report.page import write_report
+from dlion_worker.results.report.picture import write_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,8 +41,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="longest time of a run")
     parser.add_argument("--only", nargs="*", help="names of the rows to run")
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10"))
+    parser.add_argument("--report", type=Path, help="write the runs' report and picture there")
     arguments = parser.parse_args()
-    rows = []
+    rows, folders = [], []
     for name, document, environment in _runs(arguments):
         if arguments.only and name not in arguments.only:
             continue
@@ -48,9 +51,16 @@ def main() -> None:
         if not (folder / "summary.json").exists():  # else: the table alone is printed again
             with started(document, environment, folder) as run:
                 run.finish()
+        folders.append(folder)
         rows.append(_row(name, folder))
         print(json.dumps(rows[-1]), flush=True)
     _print(rows, arguments)
+    if arguments.report:
+        stem = arguments.report / f"cifar10-{arguments.environment}"
+        labels = {str(row["run"]): folder for row, folder in zip(rows, folders, strict=True)}
+        title = f"CIFAR-10 in {arguments.environment}"
+        write_report([*labels.values()], stem.with_suffix(".html"), labels=[*labels], title=title)
+        write_picture([*labels.values()], stem.with_suffix(".svg"), labels=[*labels], title=title)
 
 
 def _runs(arguments: argparse.Namespace) -> list[tuple[str, Document, Document]]:

@@ -25,6 +25,8 @@ import local_runs
 from local_runs import LocalRun, Record
 
 WORKERS, SAMPLES_EACH, MBIT_PER_S = 4, 192, 50
+MACHINE_SHARE = 0.96
+"""Of the machine's cores, shared among the workers; the rest is for their sidecars."""
 MODEL_BYTES = 4 * 1_147_466
 CPU_BAR, SIDECAR_BAR_BYTES, SIDECAR_BAR_CORES = 0.25, 80e6, 0.02
 MEMORY_FIXED_BYTES = 64e6
@@ -179,6 +181,7 @@ def once(folder: Path, *, seconds: float, codec: str) -> Cost:
     environment = {
         "name": "cost",
         "workers": [{"count": WORKERS, "cores": 1, "mbitPerS": MBIT_PER_S}],
+        "coreScale": MACHINE_SHARE * len(os.sched_getaffinity(0)) / WORKERS,
     }
     sidecars = Sidecars()
     with local_runs.started(document, environment, folder / "job", probe_links_s=0.0) as run:

@@ -32,6 +32,7 @@ from dlion_worker.results.faults import IterationLoss, iteration_losses  # noqa:
 from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
 
 WORKERS = 4
+MOST_LOST, BACK_WITHIN_S = 1, 15.0
 BEFORE_S = 1.0
 """Of each worker's time before a kill, to know its usual iteration."""
 SETTLED = 20
@@ -57,7 +58,7 @@ def main() -> None:
             cycles = [_cycle(run, chance.randrange(WORKERS)) for _ in range(arguments.cycles)]
             run.process.send_signal(signal.SIGTERM)
             code = run.finish()
-        _print(run, cycles, code, arguments)
+        sys.exit(0 if _print(run, cycles, code, arguments) else 1)
 
 
 def _arguments() -> argparse.Namespace:
@@ -102,7 +103,8 @@ def _first(run: LocalRun, rank: int, before: int) -> Any:
     return next((step for step in run.steps(rank) if step.incarnation > before), None)
 
 
-def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> None:
+def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> bool:
+    """The table; whether the bars were met."""
     records = run.records()
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
@@ -135,6 +137,9 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
         known = hashes(run.steps()).values()
         differing = sum(len(set(of_iteration.values())) > 1 for of_iteration in known)
         print(f"iterations after which replicas differed: {differing} of {len(known)}")
+    held = most <= MOST_LOST and slowest <= BACK_WITHIN_S
+    print(f"bars met: {held}")
+    return held
 
 
 def _around(records: list[ProgressRecord], since_s: float, until_s: float) -> list[StepRecord]:

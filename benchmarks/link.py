@@ -29,7 +29,7 @@ from dlion_worker.local.enter import enter_network
 
 BYTES_PER_MBIT = 125_000
 FIRST_MBIT, LATER_MBIT = 20, 5
-WORKERS, SAMPLES_EACH, CORES = 2, 96, 0.7
+WORKERS, SAMPLES_EACH, CORES = 2, 192, 0.35
 SETTLE_S = 5.0
 SAMPLE_S = 0.05
 WINDOW_S = 1.0

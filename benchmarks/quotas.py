@@ -25,7 +25,7 @@ QUOTAS = (0.8, 0.4, 0.2, 0.2)
 PERMUTATION = (3, 2, 1, 0)
 """Worker k gets the quota that worker PERMUTATION[k] had."""
 
-GLOBAL_BATCH = 400
+GLOBAL_BATCH = 600
 MBIT_PER_S = 50
 SETTLE_S = 3.0
 """The quota is imposed a moment after training begins, and the period before it is saved up."""

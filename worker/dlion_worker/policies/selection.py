@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TOP = 0x3F80
 """The top 16 bits of 1.0, the largest ratio there is."""
 
-_CHUNK = 1 << 15
+_CHUNK = 1 << 16
 """Entries looked at in one go: what is done to them one after the other finds them in the cache."""
 
 

@@ -31,9 +31,9 @@ from dlion_worker.sidecar.reasons import reason_for
 
 SHARE_TOLERANCE_FRACTION = 0.03
 BUDGET_TOLERANCE_FRACTION = 0.05
-MOST_OWN_FACTOR = 1.25
+MOST_OWN_FACTOR = 2.0
 """A budget is for at most so many times what the gradient takes: a worker whose exchange costs it
-more than a quarter of that is not given more to send for being slow at it."""
+more than the gradient is not given still more to send for being slow at it."""
 
 REGULAR_S = 5.0
 """Capacities are published at least this often, however little they change."""

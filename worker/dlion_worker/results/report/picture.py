@@ -119,7 +119,7 @@ def _places(
     for chart in charts:
         width = full if chart.wide else half
         found = _VIEW_BOX.search(chart.svg)
-        assert found is not None, "to_svg leaves the view box"  # noqa: S101
+        assert found is not None, "to_svg leaves the view box"
         height = _CAPTION + width * float(found[2]) / float(found[1])
         if chart.wide and column:
             y, column, row_height = y + row_height + _GAP, 0, 0.0
