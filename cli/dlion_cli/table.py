@@ -33,52 +33,61 @@ def print_result(
         document = {**summary, "folder": str(folder), "report": str(report) if report else None}
         console.print(json.dumps(document, indent=2), markup=False, highlight=False, soft_wrap=True)
         return
-    console.print(result_table(summary))
+    console.print(result_table(summary, console.width))
     for line in _closing_lines(summary, folder, report):
         console.print(Text(line), soft_wrap=True)
 
 
-def result_table(summary: Mapping[str, Any]) -> Table:
-    """One row per replica and one for all of them."""
+COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent")
+NARROW = {96: "samples", 86: "steps"}
+"""Below so many characters these columns are left out: cut figures tell nothing."""
+
+
+def result_table(summary: Mapping[str, Any], width: int) -> Table:
+    """One row per replica and one for all of them, `width` characters at most."""
     job, ending = summary["job"], summary["ending"]
     title = f"{job['name']}: {printable(ending['stop_reason'])} after {duration(summary['time_s'])}"
     table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
     table.add_column("replica", no_wrap=True)
-    for column in ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent"):
-        table.add_column(column, justify="right", no_wrap=True)
+    left_out = {name for least, name in NARROW.items() if width < least}
+    for column in COLUMNS:
+        if column not in left_out:
+            table.add_column(column, justify="right", no_wrap=True)
+
+    def add(name: str, cells: Mapping[str, str], style: str | None = None) -> None:
+        shown = (cells.get(column, "") for column in COLUMNS if column not in left_out)
+        table.add_row(name, *shown, style=style)
+
     for worker in summary["workers"]:
-        table.add_row(*_worker_cells(worker))
+        add(printable(worker["name"]), _worker_cells(worker))
     accuracy = summary["accuracy"]
     table.add_section()
-    table.add_row(
-        "all, mean",
-        share(accuracy["mean"]),
-        "",
-        f"{summary['steps']:,}",
-        f"{summary['samples']:,}",
-        rate(summary["samples_per_s"]),
-        "",
-        size(summary["sent_bytes"]),
-        style="bold",
-    )
+    everybody = {
+        "accuracy": share(accuracy["mean"]),
+        "steps": f"{summary['steps']:,}",
+        "samples": f"{summary['samples']:,}",
+        "samples/s": rate(summary["samples_per_s"]),
+        "sent": size(summary["sent_bytes"]),
+    }
+    add("all, mean", everybody, "bold")
     if accuracy["averaged_model"] is not None:
-        table.add_row("averaged model", share(accuracy["averaged_model"]), style="bold")
+        add("averaged model", {"accuracy": share(accuracy["averaged_model"])}, "bold")
     return table
 
 
-def _worker_cells(worker: Mapping[str, Any]) -> list[str]:
+def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
     batch = worker["batch_size"]
     classes = [value for value in worker["accuracy"]["classes"] if value is not None]
-    return [
-        printable(worker["name"]),
-        share(worker["accuracy"]["final"]),
-        share(min(classes, default=None)),
-        f"{worker['steps']:,}",
-        f"{worker['samples']:,}",
-        rate(worker["samples_per_s"]),
-        str(batch["last"]) if batch["min"] == batch["max"] else f"{batch['min']} to {batch['max']}",
-        size(worker["sent_bytes"]),
-    ]
+    one_size = batch["min"] == batch["max"]
+    return {
+        "accuracy": share(worker["accuracy"]["final"]),
+        "worst class": share(min(classes, default=None)),
+        "steps": f"{worker['steps']:,}",
+        "samples": f"{worker['samples']:,}",
+        "samples/s": rate(worker["samples_per_s"]),
+        "batch": str(batch["last"]) if one_size else f"{batch['min']} to {batch['max']}",
+        "sent": size(worker["sent_bytes"]),
+    }
 
 
 def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:

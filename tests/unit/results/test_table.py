@@ -27,8 +27,8 @@ def result(reason="maxSeconds"):
     return summarise(run, tally, ending=Ending(reason))
 
 
-def printed(summary, **options):
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+def printed(summary, width=120, **options):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     print_result(console, summary, folder=Path("runs/a"), **options)
     return console.file.getvalue()
 
@@ -47,6 +47,13 @@ def test_every_replica_has_its_row_and_the_report_is_named(summary):
     assert f"{summary['accuracy']['mean'] * 100:.1f} %" in text
     assert "runs/a/report.html" in text
     assert "Target of 65.0 % (mean over replicas): not reached" in text
+
+
+def test_in_eighty_columns_whole_columns_are_left_out_and_no_figure_is_cut(summary):
+    text = printed(summary, width=80)
+    assert "…" not in text
+    assert "samples/s" in text
+    assert "steps" not in text
 
 
 def test_json_output_is_one_object_and_nothing_else(summary):
