@@ -4,9 +4,10 @@
 
 Runs one after the other, by `dlion run`: the *ideal* (one process with the summed quota, no
 network), the best worker alone on its own share of the data, `dlion`, and `dlion` with each
-technique switched off (to 50 % only). Prints a table: time to 50 % and to 65 % (mean over
-replicas, from the first step on), final accuracy, drift, bytes, and the ratio to the ideal. A run
-whose results are in `--out` already is not repeated. As root, for real namespaces and quotas.
+technique switched off, or with bounded staleness instead of lock step (to 50 % only). Prints a
+table: time to 50 % and to 65 % (mean over replicas, from the first step on), final accuracy,
+drift, bytes, and the ratio to the ideal. A run whose results are in `--out` already is not
+repeated. As root, for real namespaces and quotas.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "even batches": {"batching": {"policy": "even"}},
     "whole gradients": {"exchange": {"prioritization": False}},
     "no knowledge transfer": {"knowledgeTransfer": {"policy": "none"}},
+    "bounded staleness": {"synchronization": {"mode": "bounded"}},
 }
 
 

@@ -1,7 +1,7 @@
 """Exit codes of every DLion process. They are API: documented, never renumbered.
 
-Source: ours, after sysexits.h (64-78) and the shell's 128+n for signals. The supervisor restarts
-a trainer after any code that is not `fatal`.
+Source: ours, after sysexits.h (64-78), `timeout` (124) and the shell's 128+n for signals. The
+supervisor restarts a trainer after any code that is not `fatal`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69  # a peer or the coordinator is not there; restarted
     STORAGE = 74  # disk full or not writable
     DIVERGED = 75  # loss or weights are no longer finite
+    DEADLINE = 124  # the run took longer than the manifest's activeDeadlineSeconds
     INTERRUPTED = 130  # SIGINT or SIGTERM; everything was put in order first
 
     @property
@@ -31,5 +32,5 @@ class ExitCode(IntEnum):
 
 _FATAL = frozenset(
     {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
-     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.INTERRUPTED}
+     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.DEADLINE, ExitCode.INTERRUPTED}
 )  # fmt: skip

@@ -52,6 +52,8 @@ class WorkerConfig:
     data_root: str
     """Relative data set paths are taken from here."""
     results_dir: str
+    program_root: str = ""
+    """`program.file` and `program.module` are looked up here; empty: in the data root."""
     snapshots_dir: str = ""
     """Where the trainer puts snapshots for an evaluator; empty: it evaluates them itself."""
     coordinator_dns_name: str = COORDINATOR_DNS_NAME
@@ -67,6 +69,11 @@ class WorkerConfig:
     """`time.monotonic()` at which the run began, where all share one clock; None: the
     coordinator says at joining."""
     resume: bool = False
+
+    @property
+    def program_dir(self) -> Path:
+        """The folder that the user's program is looked up in."""
+        return Path(self.program_root or self.data_root)
 
     def link_address(self, rank: Rank, service: Literal["exchange", "measuring"]) -> str | None:
         """The address to dial for that peer in place of the advertised one, if there is one."""
@@ -206,6 +213,7 @@ _CHECKS: Mapping[str, Callable[[object], str]] = {
     "advertise_host": _filled_text,
     "data_root": _text,
     "results_dir": _filled_text,
+    "program_root": _text,
     "snapshots_dir": _text,
     "coordinator_dns_name": _filled_text,
     "exchange_port": _port,

@@ -15,6 +15,7 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_api.exit_codes import ExitCode
+from dlion_worker.results.storage import StorageError
 
 _CODES: Final = (
     (SpecError, ExitCode.SPEC),
@@ -23,7 +24,9 @@ _CODES: Final = (
     (UnavailableError, ExitCode.UNAVAILABLE),
     (ContractError, ExitCode.FAILED),
 )
-_STORAGE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+_STORAGE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+)
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
@@ -32,6 +35,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
         return ExitCode.INTERRUPTED
     chain: BaseException | None = error
     while chain is not None:  # a results error wraps the system's
+        if isinstance(chain, StorageError):
+            return ExitCode.STORAGE
         if isinstance(chain, OSError) and chain.errno in _STORAGE:
             return ExitCode.STORAGE
         chain = chain.__cause__

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_cli.figures import NOT_KNOWN, duration, printable, rate, share, size
+from dlion_cli.link_table import link_table, links_cell, links_columns, sparkline
 from dlion_cli.worker_rows import WorkerRow, WorkerState
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
 """Between two lines where the output is no terminal."""
 _EVENT_COUNT = 5
-_MOST_LINKS = 6
-"""With more links than this a row shows their sum alone."""
-_WIDE = 110
-"""Columns of a terminal from which totals, sparklines and links are shown as well."""
-_BARS = "▁▂▃▄▅▆▇█"
+_ROW_COLUMNS = 100
+"""What a worker's row takes with its total and its sparkline, but without its links."""
+_OTHER_LINES = 5
+"""What the view takes beside workers and their links: two lines of figures, headings, an event."""
 _STYLES = {
     WorkerState.STARTING: "dim",
     WorkerState.TRAINING: "green",
@@ -105,7 +105,12 @@ class LiveView:
         """The picture as it stands."""
         with self._lock:
             parts: list[RenderableType] = [self._header(), self._table()]
-            parts.extend(self._event_line(event) for event in self._events)
+            lines = _OTHER_LINES + len(self._rows)
+            if self._has_link_table():
+                parts.append(link_table(self._rows))
+                lines += len(self._rows)
+            shown = max(1, self._console.height - lines)
+            parts.extend(self._event_line(event) for event in [*self._events][-shown:])
             return Group(*parts)
 
     def line(self) -> str:
@@ -123,6 +128,8 @@ class LiveView:
                     f"{rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
                     f"{size(sum(row.sent_bytes for row in rows))} sent",
                 ]
+            if set(states) != {WorkerState.FINISHED}:
+                words.insert(1, f"ETA {self.remaining()}")
             counts = [f"{states.count(state)} {state}" for state in WorkerState if state in states]
             return ", ".join([*words, *counts])
 
@@ -188,23 +195,28 @@ class LiveView:
             table.add_column(title, no_wrap=True)
         for title in ("step", "loss", "accuracy", "batch", "samples/s", "sent/s"):
             table.add_column(title, justify="right", no_wrap=True)
-        if self._console.width >= _WIDE:
+        if self._is_wide():
             table.add_column("sent", justify="right", no_wrap=True)
             table.add_column("", no_wrap=True)
-            if len(self._rows) - 1 <= _MOST_LINKS:
-                table.add_column("per link and s")  # the only column that gives way
+            table.add_column("per link and s")  # the only column that gives way
         for row in self._rows.values():
             cells = self._cells(row)
             table.add_row(*cells[: len(table.columns)])
         return table
 
+    def _is_wide(self) -> bool:
+        """Whether links stand in the workers' rows."""
+        return self._console.width >= _ROW_COLUMNS + links_columns(len(self._rows) - 1)
+
+    def _has_link_table(self) -> bool:
+        """Whether links have a table of their own: not before there are any, nor where the terminal
+        is so low that the workers alone fill it."""
+        fits = self._console.height >= _OTHER_LINES + 2 * len(self._rows)
+        return not self._is_wide() and fits and any(row.links for row in self._rows.values())
+
     def _cells(self, row: WorkerRow) -> list[RenderableType]:
         state = row.state(self._now_s())
         started = row.steps_per_s is not None
-        links = Text(no_wrap=True, overflow="ellipsis")
-        for peer, link in sorted(row.links.items()):
-            links.append(f"→{peer} ", style="dim" if link.connected else "red")
-            links.append(f"{size(link.bytes_per_s) if link.connected else 'down'}  ")
         return [
             Text(row.name),
             Text(state.value, style=_STYLES[state]),
@@ -215,8 +227,8 @@ class LiveView:
             Text(rate(row.samples_per_s)),
             Text(size(row.bytes_per_s)),
             Text(size(row.sent_bytes)),
-            Text(_sparkline(row.spark), style="blue"),
-            links,
+            Text(sparkline(row.spark), style="blue"),
+            links_cell(row),
         ]
 
     def _event_line(self, event: EventRecord) -> Text:
@@ -231,11 +243,3 @@ class LiveView:
 def _mean_text(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{sum(known) / len(known):.4g}" if known else NOT_KNOWN
-
-
-def _sparkline(values: Iterable[float]) -> str:
-    known = list(values)
-    top = max(known, default=0.0)
-    if top <= 0:
-        return ""
-    return "".join(_BARS[min(len(_BARS) - 1, int(v / top * len(_BARS)))] for v in known)

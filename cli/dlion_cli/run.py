@@ -5,31 +5,36 @@ Joins the operator's coordinator, the worker's local runner, the result folder a
 
 from __future__ import annotations
 
+import logging
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
 
+from dlion_api.document import to_document
+from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job, load_job
+from dlion_cli.interruption import Interruption, OutOfTimeError, interruptible
 from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
-from dlion_cli.manifests import apply_set, read_document
+from dlion_cli.manifests import STDIN, apply_set, read_document
 from dlion_cli.table import print_result
 from dlion_worker.environments import Plan, load_environment, unlimited_plan
+from dlion_worker.local.measuring import Comparison
 from dlion_worker.local.runner import LocalRunner, RunOutcome
 from dlion_worker.results.description import describe
-from dlion_worker.results.environment import environment_report
-from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.environment import EnvironmentReport, environment_report
+from dlion_worker.results.folder import ResultFolder, kept_program_root
 from dlion_worker.results.summary import Ending, Json
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -39,13 +44,45 @@ class Listener:
     folder: ResultFolder
     view: LiveView
     stop_reasons: list[str] = field(default_factory=list)
+    has_trained: bool = False
 
     def take(self, record: ProgressRecord) -> None:
         """One record, in the order of arrival."""
         self.folder.append(record)
         self.view.update(record)
-        if isinstance(record, EventRecord) and record.reason == "TrainingStopped":
-            self.stop_reasons.append(record.message)
+        if isinstance(record, EventRecord):
+            self.has_trained |= record.reason == EventReason.TRAINING_STARTED
+            if record.reason == EventReason.TRAINING_STOPPED:
+                self.stop_reasons.append(record.message)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the training ended, for the summary and for the shell."""
+
+    exit_code: ExitCode
+    reason: str
+    succeeded: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An environment that is asked for: what it comes to, and the file as it was given."""
+
+    plan: Plan
+    document: dict[str, Any]
+
+    def report(
+        self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
+    ) -> EnvironmentReport:
+        """That beside what came of it."""
+        return environment_report(
+            self.plan.environment,
+            comparisons,
+            document=self.document,
+            notes=notes if self.document else (),
+        )
 
 
 @click.command(short_help="Train a job on this machine.")
@@ -69,7 +106,8 @@ class Listener:
 )  # fmt: skip
 @click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Relative paths of the manifest are taken from here. Default: the working directory.",
+    help="Relative paths of data and startFrom are taken from here (a program's: from the "
+    "manifest's folder). Default: the working directory.",
 )  # fmt: skip
 @click.option(
     "--unprivileged", is_flag=True,
@@ -97,7 +135,8 @@ def run(
 
     \b
     dlion run examples/digits.yaml --environment quickstart
-    dlion run job.yaml --set exchange.policy=full --set synchronization.mode=synchronous
+    dlion run job.yaml --set exchange.policy=full --set synchronization.mode=synchronous \\
+        --set knowledgeTransfer.policy=none
     dlion run job.yaml --resume runs/digits-20260101-120000
     """
     if resume is not None and out is not None:
@@ -106,49 +145,86 @@ def run(
     job = load_job(
         apply_set(document, assignments), source=str(file), lines=None if assignments else lines
     )
-    plan = _plan(job, environment)
+    _refuse_suspended(job, str(file))
+    asked = _asked(job, environment)
+    program_root = program_root_of(job, file, resume)
     now = datetime.now().astimezone()
     with (
-        interruptible(),
+        interruptible() as interruption,
         ResultFolder.create(
             resume or out, describe(job), now=now, resume=resume is not None
         ) as folder,
     ):
-        folder.write_environment(environment_report(plan.environment))
-        outcome, reason = _train(
-            job,
-            plan,
-            folder,
-            console=Console(stderr=output == "json"),
-            data_root=data_root.resolve(),
-            resume=resume is not None,
-            privileged=False if unprivileged else None,
+        folder.write_environment(asked.report())
+        folder.keep_program_root(program_root)
+        try:
+            ended = _train(
+                job,
+                asked,
+                folder,
+                console=Console(stderr=output == "json"),
+                data_root=data_root.resolve(),
+                program_root=program_root,
+                resume=resume is not None,
+                privileged=False if unprivileged else None,
+            )
+        except (DLionError, OSError) as error:
+            _finish_broken(folder, error, now=now)
+            raise
+        return _finish(folder, ended, interruption, output=output, now=now)
+
+
+def program_root_of(job: Job, file: Path, resume: Path | None) -> Path:
+    """Where `trainer.program` is looked up: the manifest's folder.
+
+    A run's own copy of the manifest leads to the folder of the manifest that the run was started
+    with; so does, with `resume`, a manifest from standard input or without its program beside it.
+    Without `resume`, standard input stands for the working directory.
+    """
+    folder = file.parent if str(file) != STDIN else resume or Path()
+    root = kept_program_root(folder) or folder.resolve()
+    program = job.spec.trainer.program.file
+    if resume is not None and program and not (root / program).is_file():
+        return kept_program_root(resume) or root
+    return root
+
+
+def _refuse_suspended(job: Job, source: str) -> None:
+    if job.spec.suspend:
+        problem = Problem(
+            "spec.suspend",
+            "the job is suspended: there is nothing to run",
+            value="true",
+            allowed="false",
+            advice="Change it in the manifest, or give --set suspend=false",
         )
-        return _finish(folder, plan, outcome, reason, output=output, now=now)
+        raise SpecError([problem], source=source)
 
 
-def _plan(job: Job, environment: str | None) -> Plan:
+def _asked(job: Job, environment: str | None) -> Asked:
     if environment is None:
-        return unlimited_plan(job.workers())
-    return load_environment(environment).plan(
+        return Asked(unlimited_plan(job.workers()), {})
+    loaded = load_environment(environment)
+    plan = loaded.plan(
         job.workers(),
         machine_cores=len(os.sched_getaffinity(0)),
         duration_s=job.spec.trainer.stop.max_seconds,
     )
+    return Asked(plan, to_document(loaded))
 
 
 def _train(
     job: Job,
-    plan: Plan,
+    asked: Asked,
     folder: ResultFolder,
     *,
     console: Console,
     data_root: Path,
+    program_root: Path,
     resume: bool,
     privileged: bool | None,
-) -> tuple[RunOutcome | None, str]:
-    """How the run went (None: interrupted), and why it ended."""
-    with LiveView(folder.run, console, environment=plan.environment) as view:
+) -> Ended:
+    with LiveView(folder.run, console, environment=asked.plan.environment) as view:
         listener = Listener(folder, view)
         runner: LocalRunner | None = None
 
@@ -159,74 +235,83 @@ def _train(
         coordinator = LocalCoordinator(job, hand_over)
         runner = LocalRunner(
             job=job,
-            plan=plan,
+            plan=asked.plan,
             coordinator=coordinator,
             results_dir=folder.path.resolve(),
             data_root=data_root,
+            program_root=program_root,
             on_record=listener.take,
             resume=resume,
             elapsed_s=folder.elapsed_s,
             privileged=privileged,
+            on_environment=lambda *found: folder.write_environment(asked.report(*found)),
         )
         try:
             outcome = runner.run()
         except KeyboardInterrupt:
-            return None, "interrupted"
+            continuous = job.spec.trainer.stop.continuous
+            if continuous and listener.has_trained and not runner.has_failed:
+                # It has no other end: who stops it has got what they wanted.
+                return Ended(ExitCode.INTERRUPTED, "stopped by a signal", succeeded=True)
+            return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False)
         finally:
             coordinator.close()
-    reason = listener.stop_reasons[0] if listener.stop_reasons else "no worker trained to the end"
-    return outcome, reason
+    return _ended(outcome, listener)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in the same order, once: a second one does not disturb."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _ended(outcome: RunOutcome, listener: Listener) -> Ended:
+    reasons = [*outcome.problems, *listener.stop_reasons, "no worker trained to the end"]
+    failures = [f"worker {rank} ended with {why}" for rank, why in sorted(outcome.failed.items())]
+    return Ended(
+        outcome.exit_code,
+        reasons[0],
+        succeeded=outcome.exit_code is ExitCode.OK,
+        problems=(*outcome.problems, *failures),
+    )
 
 
 def _finish(
-    folder: ResultFolder,
-    plan: Plan,
-    outcome: RunOutcome | None,
-    reason: str,
-    *,
-    output: str,
-    now: datetime,
+    folder: ResultFolder, ended: Ended, interruption: Interruption, *, output: str, now: datetime
 ) -> int:
-    exit_code = ExitCode.INTERRUPTED if outcome is None else outcome.exit_code
-    if outcome is not None:
-        folder.write_environment(environment_report(plan.environment, outcome.comparisons))
-    failures = _failures(outcome)
     ending = Ending(
-        stop_reason=reason,
-        message="; ".join(failures),
-        succeeded=exit_code is ExitCode.OK,
+        stop_reason=ended.reason,
+        message="; ".join(ended.problems),
+        succeeded=ended.succeeded,
         started_at=now.isoformat(timespec="seconds"),
     )
     summary = folder.finish(ending)
-    report = _report(folder, summary)
-    for failure in failures:
-        click.echo(f"dlion: {failure}", err=True)
+    report = _report_in_time(folder, summary, interruption)
+    for problem in ended.problems:
+        click.echo(f"dlion: {problem}", err=True)
     print_result(Console(), summary, folder=folder.path, report=report, output=output)
-    return exit_code
+    return ended.exit_code
 
 
-def _failures(outcome: RunOutcome | None) -> list[str]:
-    failed = {} if outcome is None else outcome.failed
-    return [f"worker {rank} ended with {failure}" for rank, failure in sorted(failed.items())]
+def _finish_broken(folder: ResultFolder, error: Exception, *, now: datetime) -> None:
+    """Summary and page of a run that an error ended, where there is room for them."""
+    ending = Ending(
+        stop_reason="an error ended the run",
+        message=str(error),
+        succeeded=False,
+        started_at=now.isoformat(timespec="seconds"),
+    )
+    try:
+        _report(folder, folder.finish(ending))
+    except (DLionError, OSError) as another:
+        log.warning("the result folder could not be finished: %s", another)
+
+
+def _report_in_time(folder: ResultFolder, summary: Json, interruption: Interruption) -> Path | None:
+    """The page; None where the user, who has interrupted the run, would wait too long for it."""
+    try:
+        with interruption.in_time():
+            return _report(folder, summary)
+    except OutOfTimeError:
+        click.echo(
+            f"dlion: no time was left for the report; `dlion report {folder.path}` makes it",
+            err=True,
+        )
+        return None
 
 
 def _report(folder: ResultFolder, summary: Json) -> Path | None:

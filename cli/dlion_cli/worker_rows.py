@@ -19,6 +19,7 @@ from dlion_api.progress import (
     ProgressRecord,
     StepRecord,
 )
+from dlion_api.reasons import EventReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,11 +42,11 @@ class WorkerState(StrEnum):
 
 
 _STATES: Mapping[str, WorkerState] = {
-    "WorkerReady": WorkerState.STARTING,
-    "WorkerLost": WorkerState.LOST,
-    "WorkerFailed": WorkerState.LOST,
-    "TrainingStopped": WorkerState.FINISHED,
-    "ModelSaved": WorkerState.FINISHED,
+    EventReason.WORKER_READY: WorkerState.STARTING,
+    EventReason.WORKER_LOST: WorkerState.LOST,
+    EventReason.WORKER_FAILED: WorkerState.LOST,
+    EventReason.TRAINING_STOPPED: WorkerState.FINISHED,
+    EventReason.MODEL_SAVED: WorkerState.FINISHED,
 }
 """What an event says of its worker, by its reason."""
 

@@ -192,7 +192,7 @@ def _public_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(csr_pem)
         signed = request.is_signature_valid
         key = request.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ContractError(f"certificate signing request cannot be read: {error}") from error
     if not signed:
         raise ContractError("certificate signing request is not signed by its own key")

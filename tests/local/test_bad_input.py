@@ -1,16 +1,19 @@
 """Facts: a program that raises when it builds, loads or computes its loss, missing or corrupt data,
 a gradient that is not finite, and a disk without room: the run ends within seconds of the fault
 with the documented exit code, says on its terminal what happened and what to do, leaves nothing
-behind, and its events can be read. A peer that sends NaN is refused, reported and put in
-quarantine, and the others train on.
+behind, and its events can be read. Once there is room again on a disk that somebody else had
+filled, the run goes on from its last checkpoint without a gap. A peer that sends NaN is refused,
+reported and put in quarantine, and the others train on.
 
 Left out: wrong manifests (tests/unit/cli), hostile frames (tests/fuzz).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,8 @@ import numpy as np
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from local_run import LocalRun, blobs, job_document
+from dlion_api.progress import StepRecord
+from local_run import LocalRun, blobs, hashes, job_document
 
 RAISES_IN_BUILD = "\ndef build_model():\n    raise KeyError('no such layer')\n"
 RAISES_IN_LOAD = "\ndef load_data(split, site, worker_index):\n    return 1 / 0\n"
@@ -120,26 +124,68 @@ def test_a_peer_that_sends_nan_is_put_in_quarantine(tmp_path: Path, mode: str) -
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, where we may mount one."""
-    folder = tmp_path / "small"
+    """The result folder of a `LocalRun` in `tmp_path`, on a file system of 8 MB of its own."""
+    folder = tmp_path / "out"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def fill_the_disk(path: Path) -> None:
+    """Writes a file that takes all the room that is left."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(65536)):
+            pass
+    assert shutil.disk_usage(path.parent).free == 0
+
+
+def saved_iterations(run: LocalRun) -> list[int]:
+    """The iteration of each worker's checkpoint."""
+    iterations = []
+    for path in sorted(run.folder.glob("state/w*/checkpoint.npz")):
+        with np.load(path) as saved:
+            iterations.append(int(saved["iteration"]))
+    return iterations
+
+
 @pytest.mark.root
-@pytest.mark.timeout(200)
-def test_a_full_disk_ends_the_run_and_loses_nothing(small_disk: Path) -> None:
-    """The disk fills up while the run goes on: by somebody else's file."""
-    trainer = {"program": {"builtin": "digits"}, "stop": {"maxSteps": 100_000}}
-    with LocalRun(small_disk, job_document(2, trainer=trainer)) as run:
-        run.wait_for_step(5)
+@pytest.mark.timeout(300)
+def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """Somebody else's file fills the disk in mid-training; later it is removed."""
+    job = document(tmp_path, "", checkpoint={"everySeconds": 10})
+    job["spec"]["trainer"]["stop"] = {"maxSteps": 100_000}
+    foreign = small_disk / "somebody-elses.bin"
+    with LocalRun(tmp_path, job) as run:
+        run.wait_until(
+            lambda: run.events("CheckpointSaved", 0) and run.events("CheckpointSaved", 1),
+            "both have saved a checkpoint",
+        )
+        fill_the_disk(foreign)
         assert run.finish() == ExitCode.STORAGE, run.terminal()
-        assert len(run.steps(0)) >= 5
-        assert "Free some space" in run.terminal()[-3000:] or "space" in str(run.summary())
+    assert "No space left on device. Free some space" in " ".join(run.terminal().split())
+    before = run.records()
+    told = [run.events("CheckpointSaved", rank)[-1].iteration for rank in (0, 1)]
+    assert saved_iterations(run) == told, "the last checkpoints stand"
+
+    foreign.unlink()
+    end = max(step.iteration for step in run.steps()) + 20
+    job["spec"]["trainer"]["stop"] = {"maxSteps": end}
+    with LocalRun(tmp_path, job, "--resume", str(run.folder)) as resumed:
+        assert resumed.finish() == 0, resumed.terminal()
+    after = resumed.records()
+    assert after[: len(before)] == before
+    made = [record for record in after[len(before) :] if isinstance(record, StepRecord)]
+    for rank in (0, 1):
+        iterations = [step.iteration for step in made if step.rank == rank]
+        assert iterations == list(range(max(told) + 1, end + 1))
+        assert {step.iteration for step in resumed.steps(rank)} == set(range(1, end + 1))
+    assert all(len(set(known.values())) == 1 for known in hashes(made).values())
+    assert resumed.summary()["ending"]["succeeded"]
 
 
 @pytest.mark.timeout(200)

@@ -1,6 +1,7 @@
 """Proves: one object imposes a plan with either means and takes it away again; quotas hold from
-`impose_quota` to `lift_quota`; changes come at their times; what was asked for stands beside what
-came of it, latency that could not be imposed too; calls after the end do nothing.
+`impose_quota` to `lift_quota`; changes come at their times, and one that cannot be imposed is a
+failure; what was asked for stands beside what came of it, latency that could not be imposed too;
+calls after the end do nothing.
 
 Leaves out: how well each means does (test_network_namespaces, test_network_relay, test_quota).
 """
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +25,6 @@ from dlion_worker.local.means import CpuMeans, LinkMeans
 from dlion_worker.local.measuring import Quantity
 from dlion_worker.local.namespaces import namespaces_unavailable
 from dlion_worker.local.quotas import control_groups_unavailable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
 PRIVILEGED = [
@@ -108,6 +106,21 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
     environment.close()
     environment.impose_quota(Rank(0))  # a worker that got ready too late
     environment.lift_quota(Rank(0))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
+def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
+    with ImposedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=True) as environment:
+        assert environment.failure() == ""
+        marks = f"dlion-{os.getpid()}-"
+        for name in (entry.name for entry in Path("/run/netns").iterdir() if marks in entry.name):
+            subprocess.run(["ip", "netns", "delete", name], check=True)
+        environment.start_changes(lambda: 1.0)
+        deadline_s = time.monotonic() + 10
+        while not environment.failure() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert "the change at 0.2 s" in environment.failure()
 
 
 def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:

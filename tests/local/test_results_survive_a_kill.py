@@ -51,6 +51,8 @@ def test_everything_appended_before_a_sigkill_is_read_back(tmp_path, request):
     assert not bad
     assert len(found) >= told[-1]
     assert [record.iteration for record in found] == list(range(1, len(found) + 1))
+    (run / "state" / "w0").mkdir(parents=True)
+    (run / "state" / "w0" / "checkpoint.npz").touch()
     with ResultFolder.create(run, description(STORY), now=NOW, resume=True) as folder:
         folder.append(EventRecord(1e6, found[0].rank, 0, "Resumed", ""))
         summary = folder.finish(Ending("maxSeconds"))

@@ -1,6 +1,8 @@
 """Facts: a run that got Ctrl-C in the middle and is resumed makes, from its last iteration on, the
 very same steps as a run without a break: the same batches, and bit-identical weights after each. No
-iteration is made twice or left out, and its clock goes on.
+iteration is made twice. None is left out, but that a worker whose peer had made the last update
+before the break takes that update over from it instead of making it. The run's clock goes on.
+While it goes on, nobody else can resume it.
 
 Left out: modes without a barrier (what arrives when differs from run to run).
 """
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun, blobs, hashes, job_document
 
 STEPS, BREAK = 60, 20
@@ -21,6 +24,15 @@ STEPS, BREAK = 60, 20
 def document(folder: Path) -> dict[str, Any]:
     trainer = {"program": blobs(folder, nap_s=0.03), "stop": {"maxSteps": STEPS}}
     return job_document(3, trainer=trainer)
+
+
+def assert_refused(folder: Path, results: Path) -> None:
+    """A second run in a folder in which one goes on: refused, before anything is touched."""
+    second = folder / "second"
+    second.mkdir()
+    with LocalRun(second, document(folder), "--resume", str(results)) as run:
+        assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
+    assert "still goes on" in run.terminal()
 
 
 @pytest.mark.timeout(300)
@@ -35,14 +47,16 @@ def test_a_resumed_run_goes_on_as_if_there_had_been_no_break(tmp_path: Path) -> 
     before = broken.steps()
     assert before[-1].iteration < STEPS
     with LocalRun(broken_folder, document(tmp_path), "--resume", str(broken.folder)) as resumed:
+        resumed.wait_until(lambda: resumed.events("Resumed"), "it goes on")
+        assert_refused(tmp_path, broken.folder)
         assert resumed.finish() == 0, resumed.terminal()
 
     for rank in range(3):
         expected = {s.iteration: (s.samples, s.weights_hash) for s in whole.steps(rank)}
         made = [(s.iteration, (s.samples, s.weights_hash)) for s in resumed.steps(rank)]
         assert made == [(iteration, expected[iteration]) for iteration, _ in made]
-        # Of the iteration under way a peer may have made the update, and this worker not.
-        assert len(expected) - len({iteration for iteration, _ in made}) <= 1
+        taken_over = expected.keys() - {iteration for iteration, _ in made}
+        assert taken_over <= {max(step.iteration for step in before)}
         assert len(made) == len({iteration for iteration, _ in made})
     assert all(len(set(known.values())) == 1 for known in hashes(resumed.steps()).values())
     ended_s = max(step.time_s for step in before)

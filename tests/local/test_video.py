@@ -20,8 +20,9 @@ VIDEO = Path(__file__).parents[2] / "examples" / "video"
 @pytest.mark.timeout(300)
 def test_a_model_of_3d_convolutions_trains(tmp_path: Path) -> None:
     document = yaml.safe_load((VIDEO / "job.yaml").read_text())
+    document["spec"]["trainer"]["program"] = {"file": str(VIDEO / "program.py")}
     document["spec"]["trainer"]["stop"] = {"targetAccuracy": 0.8, "maxSteps": 400}
-    with LocalRun(tmp_path, document, "--data-root", str(VIDEO)) as run:
+    with LocalRun(tmp_path, document) as run:
         assert run.finish(within_s=200) == ExitCode.OK
         assert run.summary()["accuracy"]["min"] >= 0.7
         assert len(run.summary()["models"]) == 2

@@ -21,7 +21,9 @@ from typing import Any, Self
 
 import yaml
 
+from dlion_api.errors import UnavailableError
 from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_worker.local.quotas import find_controller
 from dlion_worker.results.events import read_events
 
 _MARK = "DLION_TEST_RUN"
@@ -236,17 +238,50 @@ class LocalRun:
         return code
 
     def assert_nothing_left(self) -> None:
-        """No process, no temporary file, no network namespace, no key in the result folder."""
+        """No process, no temporary file, namespace or control group, no key among the results."""
         assert not self.left_behind()
         assert not list(Path(self._temporary.name).iterdir())
         assert not list(self.folder.rglob("credentials.json"))
-        named = Path("/run/netns")
-        marks = f"dlion-{self.process.pid}-"
-        assert not [n for n in (named.iterdir() if named.exists() else ()) if marks in n.name]
+        assert not self.namespaces()
+        assert not self.control_groups()
+
+    def namespaces(self) -> list[str]:
+        """Network namespaces of this run that exist."""
+        return self._named_in(Path("/run/netns"))
+
+    def control_groups(self) -> list[str]:
+        """Control groups of this run that exist."""
+        try:
+            return self._named_in(find_controller().parent)
+        except UnavailableError:
+            return []
+
+    def modules(self) -> set[str]:
+        """Our modules that processes of this run are started as (`dlion_worker.trainer`)."""
+        found = set()
+        for pid in self.left_behind():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                found |= {word for word in words if word.startswith("dlion_")}
+        return found
+
+    def stopped(self) -> list[int]:
+        """Processes of this run that are stopped just now (SIGSTOP)."""
+        them = []
+        for pid in self.left_behind():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+                if stat.rpartition(")")[2].split()[0] == "T":
+                    them.append(pid)
+        return them
 
     def left_behind(self) -> list[int]:
         """Processes of this run that still exist."""
         return list(self._marked())
+
+    def _named_in(self, folder: Path) -> list[str]:
+        names = [entry.name for entry in folder.iterdir()] if folder.exists() else []
+        return [name for name in names if f"dlion-{self.process.pid}-" in name]
 
     def _marked(self) -> Iterator[int]:
         wanted = f"{_MARK}={self._mark}".encode()

@@ -14,6 +14,9 @@ from dlion_api.spec.bounds import (
     ClassLabel,
 )
 
+PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
+"""What each worker fills in with its own in `path` and `evaluationPath`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SiteClasses:

@@ -104,7 +104,11 @@ class Spec:
     network: Network = setting("how workers reach each other.", default=Network())
     tls: Tls = setting("where certificates come from.", default=Tls())
     checkpoint: Checkpoint = setting("how often state is kept.", default=Checkpoint())
-    suspend: bool = setting("stop the workers and keep the job.", default=False, hashed=False)
+    suspend: bool = setting(
+        "stop the workers and keep the job; dlion run refuses it then.",
+        default=False,
+        hashed=False,
+    )
     managed_by: str = setting(
         "the controller that acts on this job; only the default's is ours.",
         default="dlion.dev/operator",
@@ -113,7 +117,7 @@ class Spec:
         max_length=63,
     )
     active_deadline_seconds: int | None = setting(
-        "a run that takes longer fails.",
+        "a run that takes longer fails, once what it has trained is saved. A resume counts anew.",
         default=None,
         minimum=1,
         maximum=INT32_MAX,
@@ -121,7 +125,8 @@ class Spec:
         hashed=False,
     )
     start_deadline_seconds: int | None = setting(
-        "a run that has not begun to train by then fails.",
+        "how long a worker that is ready waits for the others. Then it begins without them, if"
+        " minSites sites are there; with fewer it waits on. Default: it waits for all.",
         default=None,
         minimum=1,
         maximum=INT32_MAX,

@@ -1,7 +1,7 @@
 """`spec.batching`, `exchange`, `synchronization`, `knowledgeTransfer`: how workers learn together.
 
-What each policy does stands in the handbook; a default that is the published system's as recalled
-says so.
+What each policy does stands in docs/exchange.md; a default that is the published system's as
+recalled says so.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from dlion_api.errors import ContractError
 from dlion_api.membership import Membership, MemberState
 from dlion_api.progress import EventRecord
+from dlion_api.reasons import EventReason
 from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
@@ -179,7 +180,7 @@ class CoordinationService:
                         time_s=time.monotonic() - self._start_s,
                         rank=member.identity.rank,
                         iteration=0,
-                        reason="WorkerLost",
+                        reason=EventReason.WORKER_LOST,
                         message=f"{member.identity.name}: incarnation {member.incarnation} is gone",
                         warning=True,
                     )

@@ -19,6 +19,7 @@ from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableErro
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import COMMANDS, main
 from dlion_cli.failures import exit_code_of
+from dlion_worker.results.storage import storage_error
 
 ROOT = Path(__file__).parents[3]
 DIGITS = str(ROOT / "examples" / "digits.yaml")
@@ -45,6 +46,9 @@ def test_light_commands_load_no_heavy_packages() -> None:
         (ProgramError("x"), ExitCode.PROGRAM),
         (UnavailableError("x"), ExitCode.UNAVAILABLE),
         (OSError(28, "No space left on device"), ExitCode.STORAGE),
+        (OSError(27, "File too large"), ExitCode.STORAGE),
+        (OSError(5, "Input/output error"), ExitCode.STORAGE),
+        (storage_error("cannot write", Path("x"), OSError(999, "news")), ExitCode.STORAGE),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (ZeroDivisionError(), ExitCode.FAILED),
     ],

@@ -83,7 +83,10 @@ def test_a_damaged_membership_is_none(tmp_path: Path) -> None:
     keep_membership(tmp_path, Kept(membership(7, member(0)), 12.5))
     path = tmp_path / MEMBERSHIP_FILE
     whole = path.read_text()
-    for content in (whole[:-20], "[]", "null", whole.replace("Ready", "Odd"), "[" * 100_000):
+    endless = whole.replace('"rank": 0', '"rank": 1e999')
+    assert endless != whole
+    wrong = (whole[:-20], "[]", "null", whole.replace("Ready", "Odd"), "[" * 100_000, endless)
+    for content in wrong:
         path.write_text(content)
         assert kept_membership(tmp_path, JOB) is None
 

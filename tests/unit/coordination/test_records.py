@@ -149,6 +149,7 @@ CONFIG = WorkerConfig(
     advertise_host="10.0.0.1",
     data_root="",
     results_dir="results",
+    program_root="project",
     cpu_quota_cores=0.5,
     link_addresses={"0/exchange": "[::1]:90", "11/measuring": "relay:91"},
     start_time_monotonic_s=-3.5,
@@ -166,6 +167,11 @@ def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
     assert CONFIG.link_address(Rank(0), "measuring") is None
 
 
+def test_a_program_is_looked_up_in_the_data_root_where_nothing_else_is_said() -> None:
+    assert str(CONFIG.program_dir) == "project"
+    assert str(replace(CONFIG, program_root="", data_root="data").program_dir) == "data"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -177,6 +183,7 @@ def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
         {"coordinator_address": "h:0"},
         {"coordinator_address": "h:65536"},
         {"token_path": ""},
+        {"program_root": None},
         {"socket_path": "x" * 108},
         {"cpu_quota_cores": 0},
         {"cpu_quota_cores": "1"},

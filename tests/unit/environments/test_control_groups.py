@@ -96,14 +96,12 @@ def test_without_a_cpu_controller_the_reason_is_said(tmp_path: Path) -> None:
         (1, None, {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "50000"}),
     ],
 )
-def test_a_quota_is_written_as_the_version_wants_it_and_read_back(
+def test_a_quota_is_written_as_the_version_wants_it(
     tmp_path: Path, version: int, cores: float | None, files: dict[str, str]
 ) -> None:
     controller = CpuController(version, tmp_path)
     controller.write_quota(tmp_path, cores)
     assert {name: (tmp_path / name).read_text() for name in files} == files
-    expected = cores if cores is None else max(cores, 0.02)
-    assert controller.read_quota(tmp_path) == expected
 
 
 def test_trainers_weigh_more_than_what_else_runs(tmp_path: Path) -> None:

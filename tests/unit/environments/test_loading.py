@@ -92,7 +92,13 @@ def test_a_wrong_name_is_answered_with_what_to_do(given: str, said: str) -> None
         load_environment(given)
 
 
-@pytest.mark.parametrize("data", [b"a: [", b"\xff\xfe", b"x" * 300_000, b"[" * 800])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a: [", b"\xff\xfe", b"x" * 300_000, b"[" * 800, b"name: 2026-13-45", b"name: !!int x",
+        b"name: !!bool x", b"name: !!timestamp x",
+    ],
+)  # fmt: skip
 def test_what_is_not_an_environment_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(data)

@@ -1,5 +1,6 @@
 """Proves: a result folder is never made over something else; its events are readable at any
-moment, also when the disk is full or the last writer was killed; a resumed run goes on behind them.
+moment, also when the disk is full or the last writer was killed; a resumed run goes on behind them,
+if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder.
 
 Leaves out: a real kill of a real process (tests/local/test_results_survive_a_kill.py).
 """
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
+import subprocess
+import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +20,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlion_api.errors import SpecError
+from dlion_api.errors import SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord
+from dlion_api.spec import load_job
 from dlion_cli.failures import exit_code_of
+from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentFigure, EnvironmentReport
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import ResultFolder, default_folder
+from dlion_worker.results.lock import FolderLock
 from dlion_worker.results.storage import AppendedFile, StorageError, write_whole
 from dlion_worker.results.summary import Ending
 from synthetic_run import Story, description, records
@@ -41,6 +48,31 @@ def files_no_longer_than(size_bytes: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def interrupted_run(path):
+    """A run that ended early with one event, and a checkpoint of worker 1."""
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        folder.append(EventRecord(1.0, Rank(0), 1, "Something", ""))
+    save_checkpoint(path)
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def save_checkpoint(path):
+    (path / "state" / "w1").mkdir(parents=True)
+    (path / "state" / "w1" / "checkpoint.npz").write_bytes(b"the trainer's business")
+
+
+def changed(*settings):
+    """The story's job with other values: pairs of a dotted path in `spec` and a value."""
+    document = json.loads(json.dumps(description(STORY).document))
+    for where, value in settings:
+        *parents, name = where.split(".")
+        part = document["spec"]
+        for parent in parents:
+            part = part[int(parent)] if parent.isdigit() else part[parent]
+        part[name] = value
+    return describe(load_job(document))
 
 
 def append_often(folder, event):
@@ -95,6 +127,7 @@ def test_resuming_goes_on_behind_the_old_events_without_their_torn_end(tmp_path)
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW) as folder:
         for record in given[:half]:
             folder.append(record)
+    save_checkpoint(tmp_path / "run")
     events = tmp_path / "run" / "events.jsonl"
     with events.open("ab") as stream:
         stream.write(b'{"kind": "step", "time_')
@@ -114,6 +147,86 @@ def test_resuming_goes_on_behind_the_old_events_without_their_torn_end(tmp_path)
 def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(SpecError, match="no run that could go on"):
         ResultFolder.create(tmp_path, description(STORY), now=NOW, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (changed(("exchange.policy", "full")), ["spec.exchange.policy", "full", "dlion"]),
+        (changed(("sites.0.groups.0.workers", 3)), ["spec.sites[0].groups[0].workers", "3", "2"]),
+        (changed(("trainer.seed", 7), ("minSites", 1)), ["spec.trainer.seed"]),
+        (description(STORY, name="other"), ["metadata.name", "other", "cifar10"]),
+        (
+            description(Story(workers=5, seconds=20, killed=None)),
+            ["spec.sites", "plant-b", "1 of them"],
+        ),
+    ],
+    ids=["a policy", "workers", "seed", "name", "sites"],
+)
+def test_resuming_another_job_is_refused_by_the_fields_that_differ(tmp_path, given, said):
+    before = interrupted_run(tmp_path / "run")
+    with pytest.raises(SpecError) as raised:
+        ResultFolder.create(tmp_path / "run", given, now=NOW, resume=True)
+    message = str(raised.value)
+    assert all(words in message for words in said), message
+    assert "job.yaml" in message
+    assert "--out" in message
+    assert len(raised.value.problems) == 2
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_resumed_run_may_stop_later_and_change_what_sites_may_differ_in(tmp_path):
+    interrupted_run(tmp_path / "run")
+    job = changed(("trainer.stop", {"maxSteps": 99}), ("checkpoint.everySeconds", 7))
+    with ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True):
+        pass
+    stored = yaml.safe_load((tmp_path / "run" / "job.yaml").read_text())["spec"]
+    assert stored["trainer"]["stop"]["maxSteps"] == 99
+    assert stored["checkpoint"]["everySeconds"] == 7
+
+
+def test_resuming_without_a_checkpoint_is_refused_with_what_to_do(tmp_path):
+    before = interrupted_run(tmp_path / "run")
+    (tmp_path / "run" / "state" / "w1" / "checkpoint.npz").unlink()
+    with pytest.raises(SpecError, match=r"no checkpoint.*Start afresh.*--out"):
+        ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
+    events = tmp_path / "run" / "events.jsonl"
+    assert events.read_bytes() == before[events]
+
+
+def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
+    interrupted_run(tmp_path / "run")
+    job, path = description(STORY), tmp_path / "run"
+    with (
+        ResultFolder.create(path, job, now=NOW, resume=True),
+        pytest.raises(UnavailableError, match=f"still goes on.*process {os.getpid()}"),
+    ):
+        ResultFolder.create(path, job, now=NOW, resume=True)
+    ResultFolder.create(path, job, now=NOW, resume=True).close()
+
+
+def test_of_two_runs_that_begin_in_one_folder_the_second_is_refused(tmp_path):
+    """Both have found it empty: the first has taken the lock, and written nothing yet."""
+    first = FolderLock(tmp_path)
+    with pytest.raises(UnavailableError, match="still goes on"):
+        ResultFolder.create(tmp_path, description(STORY), now=NOW)
+    first.release()
+    ResultFolder.create(tmp_path, description(STORY), now=NOW).close()
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path):
+    program = (
+        "import sys, time; from pathlib import Path;"
+        "from dlion_worker.results.lock import FolderLock;"
+        "lock = FolderLock(Path(sys.argv[1])); print(flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(UnavailableError, match=f"process {holder.pid}"):
+            FolderLock(tmp_path)
+        holder.kill()
+    FolderLock(tmp_path).release()
 
 
 def test_a_full_disk_stops_at_a_whole_line_and_more_fits_once_there_is_room(tmp_path):

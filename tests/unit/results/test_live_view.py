@@ -1,5 +1,6 @@
-"""Proves: the live view shows every worker's figures and state on a terminal, plain lines off it,
-says honestly what it cannot foresee, and lets no record's text command the terminal.
+"""Proves: the live view shows every worker's figures and state, its totals and the rate of each
+link on a terminal however narrow, plain lines with the time left off it, says honestly what it
+cannot foresee, and lets no record's text command the terminal.
 
 Leaves out: the refreshing thread of Rich.
 """
@@ -30,14 +31,17 @@ class Clock:
         return self.now_s
 
 
-def view_of(*, terminal=True, until_s=150.0, width=150, given=None, **changes):
+def view_of(
+    *, terminal=True, until_s=150.0, width=160, height=24, story=STORY, given=None, **changes
+):
     clock = Clock()
-    run = dataclasses.replace(description(STORY), **changes)
+    run = dataclasses.replace(description(story), **changes)
     console = Console(
-        file=io.StringIO(), force_terminal=terminal, width=width, color_system=None, record=True
-    )
+        file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None,
+        record=True,
+    )  # fmt: skip
     view = LiveView(run, console, environment="hetero-sys-a", clock=clock)
-    for record in records(STORY) if given is None else given:
+    for record in records(story) if given is None else given:
         if record.time_s <= until_s:
             clock.now_s = record.time_s
             view.update(record)
@@ -108,11 +112,42 @@ def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():
     assert view.remaining() == "1:30"
 
 
-def test_a_narrow_terminal_keeps_rows_on_one_line():
-    view, console, _ = view_of(width=80)
+@pytest.mark.parametrize("width", [80, 120, 150])
+def test_a_narrow_terminal_shows_each_links_rate_in_lines_of_their_own(width):
+    view, console, _ = view_of(width=width)
+    lines = picture(view, console).splitlines()
+    rows = [line for line in lines if line.startswith("plant-")]
+    assert len(rows) == 12, "a line of figures and one of links for each worker"
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(rows)
+    (heading,) = [line for line in lines if line.startswith("sent to")]
+    assert [word for word in heading.split() if "→" in word] == [f"→{k}/s" for k in range(6)]
+    links = next(line for line in rows[6:] if line.startswith("plant-a/small-0"))
+    assert links.count("MB") == 6, "a total and five links"
+    assert "█" in links
+    assert "WorkerLost" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_of_many_links_the_slowest_the_fastest_and_the_lost_are_shown(width):
+    story = Story(seconds=30, workers=10, killed=None)
+    down = LinkRecord(29.5, Rank(0), Rank(6), 1, 0, 0, 0, 0, None, None, 0, False)
+    given = [*records(story), down]
+    view, console, _ = view_of(story=story, given=given, until_s=29.5, width=width, height=40)
+    lines = picture(view, console).splitlines()
+    rows = [line for line in lines if line.startswith("plant-a/small-0")]
+    assert len(rows) == (2 if width == 80 else 1)
+    assert max(map(len, lines)) <= width
+    for words in ("MB", "█", "slowest →", "fastest →", "→6 down"):
+        assert words in rows[-1]
+
+
+def test_a_low_terminal_keeps_the_workers_and_the_newest_event():
+    view, console, _ = view_of(width=80, height=11)
     lines = picture(view, console).splitlines()
     assert sum(line.startswith("plant-") for line in lines) == 6
-    assert max(map(len, lines)) <= 80
+    assert "WorkerLost" in lines[-1]
+    assert len(lines) <= 11
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then_and_every_warning():
@@ -125,7 +160,14 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_every_warning():
     assert len(plain) >= 10
     assert sum("WorkerLost" in line for line in lines) == 1
     assert "samples/s" in plain[-1]
+    assert "ETA ≤ 0:5" in plain[-1]
     assert "\x1b" not in console.file.getvalue()
+
+
+def test_the_line_of_a_run_that_is_over_foresees_nothing():
+    given = [EventRecord(1.0, Rank(k), 1, "TrainingStopped", "maxSteps") for k in range(6)]
+    line = view_of(given=given)[0].line()
+    assert line.endswith("elapsed, 6 finished")
 
 
 def test_text_of_records_cannot_command_the_terminal():

@@ -1,5 +1,6 @@
 """Proves: TensorBoard's files hold the scalars of the records, framed and checksummed as it
-reads them (the checksum is worked out here, bit by bit), and nothing loads TensorFlow for it.
+reads them (the checksum is worked out here, bit by bit), and nothing loads TensorFlow for it. After
+a resume points stand at the wall-clock time at which they were made, and byte counts go on.
 """
 
 from __future__ import annotations
@@ -7,11 +8,13 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from dlion_api.names import Rank
+from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.tensorboard import TensorBoardLogs
 from synthetic_run import Story, description, records
 
@@ -42,7 +45,7 @@ def events_in(path):
 @pytest.fixture
 def logged(tmp_path):
     names = {worker.rank: worker.name for worker in description(STORY).workers}
-    logs = TensorBoardLogs(tmp_path, names, started_at_s=1_000_000)
+    logs = TensorBoardLogs(tmp_path, names, opened_at_s=1_000_000)
     for record in records(STORY):
         logs.add(record)
     logs.close()
@@ -77,6 +80,49 @@ def test_the_scalars_are_those_of_the_records(logged):
         "sent bytes/to plant-a/small-1",
     } <= set(found)  # fmt: skip
     sent = [value for _, value in found["sent bytes/to plant-a/small-1"]]
+    assert sent == sorted(sent)
+
+
+def points_of(folder, tag):
+    """Wall time and value of a scalar of the first worker, over all files, oldest first."""
+    return [
+        (event.wall_time, value.simple_value)
+        for path in sorted((folder / "tensorboard" / "plant-a.small-0").iterdir())
+        for event in events_in(path)
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+def test_after_a_resume_points_stand_where_they_were_made_and_counts_go_on(tmp_path):
+    """The run is broken 15 s after its beginning, resumed an hour later, and broken again."""
+    began = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    run = tmp_path / "run"
+    given = list(records(STORY))
+    parts = [
+        (0.0, [r for r in given if r.time_s <= 15]),
+        (3600.0, [r for r in given if 15 < r.time_s <= 20]),
+        (7200.0, [r for r in given if r.time_s > 20]),
+    ]
+    expected_s = []
+    before_s = 0.0
+    for opened_s, part in parts:
+        now = began + timedelta(seconds=opened_s)
+        with ResultFolder.create(run, description(STORY), now=now, resume=opened_s > 0) as folder:
+            for record in part:
+                folder.append(record)
+        if opened_s == 0:
+            (run / "state" / "w0").mkdir(parents=True)
+            (run / "state" / "w0" / "checkpoint.npz").touch()
+        expected_s += [
+            began.timestamp() + opened_s + r.time_s - before_s
+            for r in part
+            if r.rank == Rank(0) and hasattr(r, "accuracy")
+        ]
+        before_s = max(r.time_s for r in part)
+    accuracies = points_of(run, "held-out/accuracy")
+    assert [wall_s for wall_s, _ in accuracies] == pytest.approx(expected_s, abs=1e-3)
+    sent = [value for _, value in points_of(run, "sent bytes/to plant-a/small-1")]
     assert sent == sorted(sent)
 
 

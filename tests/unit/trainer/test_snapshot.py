@@ -6,6 +6,7 @@ damaged one is named.
 from __future__ import annotations
 
 import errno
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
     save_checkpoint(path, {"weights": STATE.weights_D})
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(DataError, match=r"checkpoint\.npz"):
+        load_checkpoint(path)
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("weights.npy", b"no array")
+    with pytest.raises(DataError, match=r"checkpoint\.npz .*no array"):
         load_checkpoint(path)
 
 

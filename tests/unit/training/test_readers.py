@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +18,8 @@ import tensorflow as tf
 
 from dlion_api.errors import DataError
 from dlion_api.spec import Dataset
-from dlion_worker.training.datasets import folder, named, npz, opening
+from dlion_worker.training.datasets import folder, keras_cache, named, npz, opening
 from dlion_worker.training.datasets.tfrecord import TFRecordSource, record_count
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _read_all(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -229,6 +227,41 @@ def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("keras.datasets.mnist.load_data", no_network)
     with pytest.raises(DataError, match=r"neither in Keras' cache .*URL fetch failure"):
         named.keras_images("mnist")
+
+
+def test_keras_data_is_had_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = (np.zeros((4, 28, 28), np.uint8), np.arange(4))
+    free = ["flock", "--nonblock", str(keras_cache.lock_path()), "true"]
+    held: list[int] = []
+
+    def load_data() -> tuple[object, object]:
+        held.append(subprocess.run(free, check=False).returncode)
+        return pair, pair
+
+    monkeypatch.setattr("keras.datasets.mnist.load_data", load_data)
+    named.keras_images("mnist")
+    assert held == [1]
+    subprocess.run(free, check=True)
+
+
+def test_keras_lock_is_in_its_folder_where_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    assert keras_cache.lock_path() == tmp_path / "dlion.lock"
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of this run alone: others must wait too
+    assert keras_cache.lock_path().parent == Path("/tmp")
+
+
+def test_keras_data_is_read_where_no_lock_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dlion.lock").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    with keras_cache.alone():
+        pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_keras_data_in_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

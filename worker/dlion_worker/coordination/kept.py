@@ -96,7 +96,7 @@ def kept_membership(state_dir: Path | str, job: JobKey) -> Kept | None:
         start_s = float(document["start_time_monotonic_s"]) if same_boot else math.nan
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         _LOG.warning("%s is damaged: going on without it (%r)", path, error)
         return None
     return Kept(membership, start_s) if membership.job == job else None

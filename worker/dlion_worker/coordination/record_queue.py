@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.reasons import EventReason
 from dlion_api.records import record_to_json
 from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 
@@ -116,7 +117,14 @@ class RecordQueue:
         self._last_dropped = None
         self._dropped_count = 0
         return record_to_json(
-            EventRecord(last.time_s, last.rank, iteration, "RecordsDropped", message, warning=True)
+            EventRecord(
+                last.time_s,
+                last.rank,
+                iteration,
+                EventReason.RECORDS_DROPPED,
+                message,
+                warning=True,
+            )
         )
 
 

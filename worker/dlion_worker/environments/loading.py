@@ -17,6 +17,9 @@ from dlion_worker.environments.model import Environment
 FILES = Path(__file__).parent / "files"
 MOST_BYTES = 1 << 16
 
+# The reader's constructors raise plain errors: `!!int x`, `!!bool x`, `!!timestamp x`, 2026-13-45.
+_NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, RecursionError)
+
 
 def environment_names() -> list[str]:
     """Names of the published environments."""
@@ -54,7 +57,7 @@ def _read(path: Path) -> object:
         return yaml.safe_load(data.decode("utf-8"))
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except _NOT_YAML as error:
         raise _unreadable(path, f"is not YAML: {error}") from error
 
 

@@ -64,7 +64,7 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     threads.configure(None)
     trainer = job.spec.trainer
     root = Path(config.data_root)
-    program = programs.load(trainer.program, directory=root)
+    program = programs.load(trainer.program, directory=config.program_dir)
     data = datasets.load(job, job.workers()[config.rank], program=program, data_root=root)
     model = FlatModel(
         program,

@@ -6,7 +6,6 @@ replica's oldest snapshot gives way.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
+from dlion_worker.npz_faults import NPZ_FAULTS, as_array
 
 MOST_WAITING = 3
 """Snapshots of one replica that may wait; at 4.5 MB each they are not to fill a disk."""
@@ -64,19 +64,19 @@ def take_up(folder: Path) -> Iterator[Replica]:
     """
     for path in sorted(folder.glob("*.npz"), key=lambda path: path.stem.partition("-")[2]):
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 rank, iteration, samples, time_s = archive["about"].tolist()
                 replica = Replica(
                     Rank(int(rank)),
                     int(iteration),
                     int(samples),
                     float(time_s),
-                    archive["weights_D"],
-                    archive["model_state_S"],
+                    as_array(archive["weights_D"]),
+                    as_array(archive["model_state_S"]),
                 )
         except FileNotFoundError:  # it gave way to a newer one
             continue
-        except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        except NPZ_FAULTS as error:
             raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
         path.unlink(missing_ok=True)
         yield replica

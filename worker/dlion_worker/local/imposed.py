@@ -9,13 +9,12 @@ sidecar's.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol, Self
 
-from dlion_api.errors import UnavailableError
+from dlion_api.errors import DLionError
 from dlion_worker.local.duty_cycled_cpu import DutyCycledCpu
 from dlion_worker.local.means import CpuMeans, LinkMeans, choose_cpu_means, choose_link_means
 from dlion_worker.local.measuring import (
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.environments.plan import Change, Conditions, Plan
-
-log = logging.getLogger(__name__)
 
 
 class Network(Protocol):
@@ -108,6 +105,15 @@ class ImposedEnvironment:
         self._ended = threading.Event()
         self._changes: threading.Thread | None = None
         self._link_comparisons: list[Comparison] = []
+        self._change_failure = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """By which means links and CPU are held, and why by these."""
+        return (
+            f"links: {self.link_means} ({self.link_reason})",
+            f"CPU: {self.cpu_means} ({self.cpu_reason})",
+        )
 
     def _build_network(self) -> Network:
         if self.link_means is LinkMeans.NAMESPACES:
@@ -131,8 +137,6 @@ class ImposedEnvironment:
         except BaseException:
             self.close()
             raise
-        log.info("links: %s (%s)", self.link_means, self.link_reason)
-        log.info("CPU: %s (%s)", self.cpu_means, self.cpu_reason)
         return self
 
     def __exit__(
@@ -208,7 +212,8 @@ class ImposedEnvironment:
     ) -> None:
         """Impose each of the plan's changes when `clock()`, seconds of the run, says it is due.
 
-        `on_change` is called, in a thread of this object's own, after each.
+        `on_change` is called, in a thread of this object's own, after each. One that cannot be
+        imposed is the last: `failure` then says so.
         """
         if not self.plan.changes or self._changes is not None or self._ended.is_set():
             return
@@ -231,10 +236,9 @@ class ImposedEnvironment:
                 return
             try:
                 self.apply(change.conditions)
-            except UnavailableError as error:
-                log.error("environment: the change at %g s failed: %s", change.time_s, error)
+            except (DLionError, OSError) as error:
+                self._change_failure = f"the change at {change.time_s:g} s: {error}"
                 return
-            log.info("environment changed", extra={"time_s": change.time_s})
             if on_change is not None:
                 on_change(change)
 
@@ -281,7 +285,8 @@ class ImposedEnvironment:
 
     def failure(self) -> str:
         """What has broken of the environment itself, for the runner to end the run; else empty."""
-        return self._network.failure() or ("" if self._cpu is None else self._cpu.failure())
+        own = self._network.failure() or ("" if self._cpu is None else self._cpu.failure())
+        return own or self._change_failure
 
     def close(self) -> None:
         """Take everything away again. Safe to call twice, and after a failed start."""

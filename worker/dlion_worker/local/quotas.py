@@ -58,15 +58,6 @@ class CpuController:
         else:
             (group / "cpu.shares").write_text(str(min(262_144, 10_240 * count)))
 
-    def read_quota(self, group: Path) -> float | None:
-        """The group's quota in cores; None without one."""
-        if self.version == 2:
-            quota, period = (group / "cpu.max").read_text().split()
-            return None if quota == "max" else int(quota) / int(period)
-        quota_us = int((group / "cpu.cfs_quota_us").read_text())
-        period_us = int((group / "cpu.cfs_period_us").read_text())
-        return None if quota_us < 0 else quota_us / period_us
-
     def throttled_s(self, group: Path) -> float:
         """How long the group has been held back, over all processors."""
         stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())

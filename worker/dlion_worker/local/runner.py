@@ -15,22 +15,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from dlion_api.errors import UnavailableError
+from dlion_api.errors import DLionError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination import forget_membership
-from dlion_worker.environments.plan import Plan
+from dlion_worker.environments.change_words import change_in_words
+from dlion_worker.environments.plan import Change, Plan
 from dlion_worker.kept_credentials import forget_credentials
-from dlion_worker.local.evaluating import SharedEvaluator
+from dlion_worker.local.companions import Companion, Companions
+from dlion_worker.local.evaluating import NAME, SharedEvaluator
 from dlion_worker.local.imposed import ImposedEnvironment
 from dlion_worker.local.last_words import last_words
 from dlion_worker.local.measuring import Comparison
@@ -41,6 +45,11 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 STOP_GRACE_S = 3.0
 """From the first signal to the last SIGKILL: Ctrl-C ends everything within five seconds."""
+FINISH_WITHIN_S = 60.0
+"""What workers have to save what they trained when the run is given up."""
+
+Findings = Callable[[tuple[Comparison, ...], tuple[str, ...]], None]
+"""Takes what the environment asked for beside what came of it, and notes on how it is imposed."""
 
 
 class Coordinator(Protocol):
@@ -87,6 +96,8 @@ class RunOutcome:
     failed: dict[Rank, Failure]
     comparisons: tuple[Comparison, ...]
     """What the environment asked for beside what came of it."""
+    problems: tuple[str, ...] = ()
+    """Why the run was given up, beside workers that failed."""
 
 
 class LocalRunner:
@@ -101,22 +112,33 @@ class LocalRunner:
         results_dir: Path,
         data_root: Path,
         on_record: Callable[[ProgressRecord], None],
+        program_root: Path | None = None,
         resume: bool = False,
         elapsed_s: float = 0.0,
         privileged: bool | None = None,
         measure_links: bool = True,
+        on_environment: Findings | None = None,
     ) -> None:
-        """`elapsed_s`: how long the run that is resumed had gone on, by its records' clock."""
+        """`program_root`: where the manifest's own program is looked up (None: in the data root).
+        `elapsed_s`: how long the run that is resumed had gone on, by its records' clock.
+        `on_environment` is called when the environment stands and, however the run ends, when it
+        is taken away.
+        """
         self._job = job
         self._plan = plan
         self._coordinator = coordinator
         self._results_dir = results_dir
         self._data_root = data_root
+        self._program_root = program_root
         self._on_record = on_record
         self._resume = resume
         self._start_s = time.monotonic() - elapsed_s
         self._privileged = privileged
         self._measure_links = measure_links
+        self._on_environment = on_environment or (lambda _comparisons, _notes: None)
+        self._conditions = plan.initial
+        self._finish_by_s = float("inf")
+        self._problems: list[str] = []
         self._records: queue.SimpleQueue[ProgressRecord] = queue.SimpleQueue()
         self._training_began_s: float | None = None
         self._failed: dict[Rank, Failure] = {}
@@ -126,36 +148,46 @@ class LocalRunner:
         """Takes a record from the coordinator, on any thread."""
         self._records.put(record)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run cannot succeed any more."""
+        return self._fatal is not None
+
     def run(self) -> RunOutcome:
         """Runs to the end. On `KeyboardInterrupt` all is ended in order, then it is raised."""
         work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
         self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, self._coordinator.take)
         group = ProcessGroup(self._results_dir)
+        self._began_s = time.monotonic()
+        self._companions = Companions(group, self._tell)
         environment = ImposedEnvironment(
             self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
         )
         try:
             with environment:
                 try:
+                    self._on_environment((), environment.notes)
                     if self._measure_links and self._plan.shapes_links:
                         environment.measure_links()
                     self._start(environment, group, work_dir)
                     self._watch(environment, group)
-                    comparisons = tuple(environment.requested_and_measured())
                 finally:
-                    self._end(environment, group)
+                    comparisons = self._end(environment, group)
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
-        return RunOutcome(self._exit_code(), self._failed, comparisons)
+        return RunOutcome(self._exit_code(), self._failed, comparisons, tuple(self._problems))
 
-    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
-        """Nobody is left when this returns, and what they said last is recorded."""
+    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> tuple[Comparison, ...]:
+        """What came of the environment. Nobody is left, and what they said last is recorded."""
         with _undisturbed():
+            comparisons = _measured(environment)
             group.close(STOP_GRACE_S)
             environment.close()
             for worker in self._job.workers():
                 forget_credentials(self._state_dir(worker.rank))
             self._drain(environment)
+            self._on_environment(comparisons, environment.notes)
+        return comparisons
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -163,8 +195,10 @@ class LocalRunner:
         address = self._coordinator.start(environment.coordinator_host())
         for worker in self._job.workers():
             config_path = self._write_config(worker, environment, work_dir, address)
-            if worker.rank == 0:
-                self._evaluator.start(group, config_path)
+            if worker.rank == 0 and self._evaluator.folder is not None:
+                evaluate = partial(self._evaluator.start, group, config_path)
+                evaluator = Companion(NAME, EventReason.EVALUATOR_ENDED, evaluate)
+                self._companions.start(evaluator, time.monotonic())
             sidecar = [sys.executable, "-m", "dlion_worker.sidecar", "--config", str(config_path)]
             supervisor = [
                 sys.executable, "-m", "dlion_worker.supervisor", "--config", str(config_path),
@@ -174,7 +208,11 @@ class LocalRunner:
             env = {"TMPDIR": str(work_dir)}
             enter_sidecar = environment.sidecar_prefix(rank)
             enter = environment.command_prefix(rank)
-            group.start(f"sidecar-{rank}", sidecar, env=env, enter=enter_sidecar)
+            name = f"sidecar-{rank}"
+            start = partial(group.start, name, sidecar, env=env, enter=enter_sidecar)
+            self._companions.start(
+                Companion(name, EventReason.SIDECAR_ENDED, start, rank), time.monotonic()
+            )
             group.start(f"worker-{rank}", supervisor, env=env, enter=enter)
 
     def _write_config(
@@ -211,6 +249,7 @@ class LocalRunner:
             measuring_port=environment.measuring_port(rank),
             data_root=str(self._data_root),
             results_dir=str(self._results_dir),
+            program_root=str(self._program_root or ""),
             snapshots_dir=str(self._evaluator.folder or ""),
             cpu_quota_cores=self._plan.initial.worker(rank).quota_cores,
             link_addresses=environment.link_addresses(rank),
@@ -237,10 +276,35 @@ class LocalRunner:
                     running.discard(rank)
                     self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
             if broken := environment.failure():
+                self._tell(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
                 raise UnavailableError(f"the environment has failed: {broken}")
+            self._check_limits(running)
             if self._fatal is not None and self._training_began_s is None:
                 return  # nobody has trained: there is nothing to finish
+            if running and time.monotonic() > self._finish_by_s:
+                late = f"workers {', '.join(map(str, sorted(running)))}"
+                self._problems.append(f"{late} had not finished {FINISH_WITHIN_S:g} s later")
+                return
             time.sleep(POLL_S)
+
+    def _check_limits(self, running: Collection[Rank]) -> None:
+        """Restarts what ended beside the workers, and gives the run up where it must end."""
+        now_s = time.monotonic()
+        if lost := self._companions.poll(now_s, running):
+            self._give_up(ExitCode.UNAVAILABLE, lost)
+        limit_s = self._job.spec.active_deadline_seconds
+        if limit_s is not None and now_s - self._began_s > limit_s:
+            self._give_up(
+                ExitCode.DEADLINE, f"the run took longer than activeDeadlineSeconds ({limit_s} s)"
+            )
+
+    def _give_up(self, code: ExitCode, problem: str) -> None:
+        if self._fatal is not None:
+            return
+        self._fatal = code
+        self._problems.append(problem)
+        self._finish_by_s = time.monotonic() + FINISH_WITHIN_S
+        self._coordinator.request_stop(problem)
 
     def _worker_ended(self, rank: Rank, code: int, log: Path) -> None:
         if code == ExitCode.OK:
@@ -250,7 +314,7 @@ class LocalRunner:
         known = code in list(ExitCode)
         failure = Failure(ExitCode(code) if known else ExitCode.FAILED, last_words(log))
         self._failed[rank] = failure
-        self._tell(rank, "WorkerFailed", f"ended for good with {failure}")
+        self._tell(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
         if self._fatal is None and (reason := self._why_over()):
             self._fatal = failure.code
             self._coordinator.request_stop(f"worker {rank} has failed, and {reason}")
@@ -267,7 +331,7 @@ class LocalRunner:
             return f"{len(alive)} sites are left (minSites {spec.min_sites})"
         return ""
 
-    def _tell(self, rank: Rank, reason: str, message: str) -> None:
+    def _tell(self, rank: Rank, reason: EventReason, message: str) -> None:
         time_s = time.monotonic() - self._start_s
         self._on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
 
@@ -283,14 +347,21 @@ class LocalRunner:
 
     def _follow(self, record: EventRecord, environment: ImposedEnvironment) -> None:
         """Quotas hold while a worker trains, not while it imports TensorFlow or ends."""
-        if record.reason == "WorkerReady":
+        if record.reason == EventReason.WORKER_READY:
             environment.impose_quota(record.rank)
-        elif record.reason == "TrainingStarted" and self._training_began_s is None:
+        elif record.reason == EventReason.TRAINING_STARTED and self._training_began_s is None:
             began_s = time.monotonic()
             self._training_began_s = began_s
-            environment.start_changes(lambda: time.monotonic() - began_s)
-        elif record.reason in {"TrainingStopped", "WorkerLost"}:
+            environment.start_changes(lambda: time.monotonic() - began_s, self._environment_changed)
+        elif record.reason in {EventReason.TRAINING_STOPPED, EventReason.WORKER_LOST}:
             environment.lift_quota(record.rank)
+
+    def _environment_changed(self, change: Change) -> None:
+        """In the environment's thread."""
+        time_s = time.monotonic() - self._start_s
+        before, self._conditions = self._conditions, change.conditions
+        for rank, words in change_in_words(before, change.conditions).items():
+            self._records.put(EventRecord(time_s, rank, 0, EventReason.ENVIRONMENT_CHANGED, words))
 
     def _exit_code(self) -> ExitCode:
         if self._fatal is not None:
@@ -298,6 +369,14 @@ class LocalRunner:
         if len(self._failed) == len(self._job.workers()):
             return next(iter(self._failed.values())).code
         return ExitCode.OK
+
+
+def _measured(environment: ImposedEnvironment) -> tuple[Comparison, ...]:
+    try:
+        return tuple(environment.requested_and_measured())
+    except (DLionError, OSError, ValueError) as error:  # it is what broke, or an answer was torn
+        log.warning("what the environment gave could not be measured: %s", error)
+        return ()
 
 
 @contextmanager

@@ -115,10 +115,6 @@ class Synchronizer:
         """The last iteration which that member is known to have finished."""
         return self._peers[rank].finished
 
-    def is_active(self, rank: Rank) -> bool:
-        """Whether that peer is a member."""
-        return rank in self._peers
-
     def in_step(self) -> list[Rank]:
         """Members that are counted on, in rank order."""
         return [rank for rank in self.active if self._peers[rank].in_step]

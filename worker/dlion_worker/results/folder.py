@@ -6,9 +6,11 @@ to it. Reading belongs to `events`, the figures to `tally` and `summary`, the pa
     job.yaml           the manifest with its defaults
     environment.yaml   what the environment asked for and what was measured
     events.jsonl       every record of every worker, a line each
+    run.lock           held by the run that goes on in the folder
     summary.json       the figures, once the run has ended
     tensorboard/       scalars per worker
     models/<site>/     the trained model (`model.keras`) and what it is (`model.json`)
+    state/             checkpoints, and where the user's program was (`program_root`)
     report.html        made by `dlion report`
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +29,9 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.records import record_to_json
 from dlion_worker.results.environment import EnvironmentReport, environment_document
 from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
+from dlion_worker.results.lock import LOCK, FolderLock
 from dlion_worker.results.models import read_models
+from dlion_worker.results.resuming import check_resumable
 from dlion_worker.results.storage import (
     AppendedFile,
     drop_torn_line,
@@ -50,6 +55,7 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
 TENSORBOARD = "tensorboard"
+PROGRAM_ROOT = "state/program_root"
 
 _log = logging.getLogger(__name__)
 
@@ -59,18 +65,28 @@ def default_folder(job_name: str, now: datetime) -> Path:
     return Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
 
 
+def kept_program_root(folder: Path) -> Path | None:
+    """The folder of the manifest that a run was started with; None: `folder` is no run's."""
+    try:
+        return Path(os.fsdecode((folder / PROGRAM_ROOT).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 class ResultFolder:
     """An open result folder; `create` makes it. Not for use by two threads at once."""
 
-    def __init__(self, path: Path, run: RunDescription, *, now: datetime) -> None:
+    def __init__(self, path: Path, run: RunDescription, *, now: datetime, lock: FolderLock) -> None:
+        """`lock` is the one on `path`; `close` releases it."""
         self.path = path
+        self._lock = lock
         self.run = run
         self._started_at = now
         self._tally = RunTally(worker.rank for worker in run.workers)
         self._environment: EnvironmentReport | None = None
         self._bad_lines = 0
         names = {worker.rank: worker.name for worker in run.workers}
-        self._logs = TensorBoardLogs(path / TENSORBOARD, names, started_at_s=now.timestamp())
+        self._logs = TensorBoardLogs(path / TENSORBOARD, names, opened_at_s=now.timestamp())
         if (path / EVENTS).exists():
             self._take_up_events()
         self._events = AppendedFile(path / EVENTS)
@@ -81,10 +97,12 @@ class ResultFolder:
     ) -> ResultFolder:
         """Makes the folder (`None`: `default_folder`) with `job.yaml` in it.
 
-        With `resume` the folder of an earlier run is taken up: its events stay, new ones follow.
+        With `resume` the folder of an earlier run is taken up: its events stay, new ones follow,
+        and `job.yaml` takes on the settings that may change (`resuming`).
 
-        Raises: SpecError when the folder holds something already (or, with `resume`, no run);
-            StorageError when it cannot be written.
+        Raises: SpecError when the folder holds something already (or, with `resume`, no run of
+            this job with a checkpoint); UnavailableError while another run goes on in it;
+            DataError when its job cannot be read; StorageError when it cannot be written.
         """
         path = path or _unused(default_folder(run.key.name, now))
         _check(path, resume=resume)
@@ -92,8 +110,16 @@ class ResultFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error("cannot make the result folder", path, error) from error
-        write_whole(path / JOB, _yaml(run.document))
-        return cls(path, run, now=now)
+        lock = FolderLock(path)
+        try:
+            _check(path, resume=resume)  # again: another run may have come and gone before the lock
+            if resume:
+                check_resumable(path, run)
+            write_whole(path / JOB, _yaml(run.document))
+            return cls(path, run, now=now, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
 
     @property
     def report_path(self) -> Path:
@@ -116,6 +142,18 @@ class ResultFolder:
         self._environment = environment
         write_whole(self.path / ENVIRONMENT, _yaml(environment_document(environment)))
 
+    def keep_program_root(self, program_root: Path) -> None:
+        """Keeps where the user's program is, for runs that start from this folder's `job.yaml`.
+
+        Raises: StorageError.
+        """
+        path = self.path / PROGRAM_ROOT
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error("cannot make the folder", path.parent, error) from error
+        write_whole(path, os.fsencode(program_root))
+
     def finish(self, ending: Ending, *, reference: Mapping[str, Any] | None = None) -> Json:
         """Writes `summary.json`; its content. Raises: StorageError."""
         summary = summarise(
@@ -135,6 +173,7 @@ class ResultFolder:
         """Closes the files. A folder that was never finished is readable all the same."""
         self._events.close()
         self._logs.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +186,7 @@ class ResultFolder:
         drop_torn_line(self.path / EVENTS, longest_line_bytes=LONGEST_LINE_BYTES)
         for record in read_events(self.path / EVENTS, self._note_bad_line):
             self._tally.add(record)
+            self._logs.recall(record)
 
     def _note_bad_line(self, line: BadLine) -> None:
         self._bad_lines += 1
@@ -176,7 +216,9 @@ def _check(path: Path, *, resume: bool) -> None:
                 ]
             )
         return
-    taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    taken = path.exists() and (
+        not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())
+    )
     if taken:
         raise SpecError(
             [

@@ -29,14 +29,15 @@ STEP_INTERVAL_S = 1.0
 class TensorBoardLogs:
     """Writes records as scalars: loss, batch size, samples/s, accuracy and bytes on each link.
 
-    `started_at_s` is the wall-clock time of the run's beginning (seconds since 1970), for
-    TensorBoard's axis alone.
+    `opened_at_s` is the wall-clock time (seconds since 1970) at which the run began, or went on
+    behind the records that were recalled; for TensorBoard's axis alone.
     """
 
-    def __init__(self, folder: Path, names: Mapping[Rank, str], *, started_at_s: float) -> None:
+    def __init__(self, folder: Path, names: Mapping[Rank, str], *, opened_at_s: float) -> None:
         self._folder = folder
         self._names = names
-        self._started_at_s = started_at_s
+        self._opened_at_s = opened_at_s
+        self._recalled_s = 0.0
         self._files: dict[Rank, AppendedFile] = {}
         self._due_s: dict[tuple[Rank, Rank | None], float] = {}
         self._sent_bytes: dict[tuple[Rank, Rank], int] = {}
@@ -54,6 +55,15 @@ class TensorBoardLogs:
             case _:
                 pass
 
+    def recall(self, record: ProgressRecord) -> None:
+        """Takes note of a record of the run that is resumed; its scalars are written already.
+
+        Call it before the first `add`.
+        """
+        self._recalled_s = max(self._recalled_s, record.time_s)
+        if isinstance(record, LinkRecord):
+            self._count_sent(record)
+
     def close(self) -> None:
         """Closes the files; everything added is in them already."""
         for file in self._files.values():
@@ -61,14 +71,17 @@ class TensorBoardLogs:
         self._files.clear()
 
     def _add_link(self, record: LinkRecord) -> None:
-        link = (record.rank, record.peer)
-        self._sent_bytes[link] = self._sent_bytes.get(link, 0) + record.sent_bytes
+        self._count_sent(record)
         if self._due(record.rank, record.peer, record.time_s):
             peer = self._names.get(record.peer, str(record.peer))
-            scalars = {f"sent bytes/to {peer}": float(self._sent_bytes[link])}
+            scalars = {f"sent bytes/to {peer}": float(self._sent_bytes[record.rank, record.peer])}
             if record.bandwidth_bytes_per_s is not None:
                 scalars[f"bandwidth bytes per s/to {peer}"] = record.bandwidth_bytes_per_s
             self._write(record, record.iteration, scalars)
+
+    def _count_sent(self, record: LinkRecord) -> None:
+        link = (record.rank, record.peer)
+        self._sent_bytes[link] = self._sent_bytes.get(link, 0) + record.sent_bytes
 
     def _due(self, rank: Rank, peer: Rank | None, time_s: float) -> bool:
         due = time_s >= self._due_s.get((rank, peer), 0.0)
@@ -78,15 +91,14 @@ class TensorBoardLogs:
 
     def _write(self, record: ProgressRecord, step: int, scalars: Mapping[str, float]) -> None:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        event = Event(
-            wall_time=self._started_at_s + record.time_s, step=step, summary=Summary(value=values)
-        )
+        wall_time = self._opened_at_s + record.time_s - self._recalled_s
+        event = Event(wall_time=wall_time, step=step, summary=Summary(value=values))
         self._file(record.rank).append(_framed(event))
 
     def _file(self, rank: Rank) -> AppendedFile:
         if rank not in self._files:
             name = self._names.get(rank, str(rank)).replace("/", ".")
-            path = self._folder / name / f"events.out.tfevents.{int(self._started_at_s):010d}.dlion"
+            path = self._folder / name / f"events.out.tfevents.{int(self._opened_at_s):010d}.dlion"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fresh = not path.exists() or path.stat().st_size == 0
@@ -94,7 +106,7 @@ class TensorBoardLogs:
                 raise storage_error("cannot make the TensorBoard folder", path, error) from error
             self._files[rank] = AppendedFile(path)
             if fresh:
-                head = Event(wall_time=self._started_at_s, file_version="brain.Event:2")
+                head = Event(wall_time=self._opened_at_s, file_version="brain.Event:2")
                 self._files[rank].append(_framed(head))
         return self._files[rank]
 

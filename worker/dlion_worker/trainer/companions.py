@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dlion_api.measurements import Peers
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination import CoordinationClient
@@ -100,6 +101,6 @@ class Companions:
             report=self._report,
         )
 
-    def _report(self, reason: str, message: str, *, warning: bool = False) -> None:
+    def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         iteration = self._replica.iteration
         self._reporter.event(reason, message, iteration=iteration, warning=warning)

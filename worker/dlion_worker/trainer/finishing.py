@@ -21,6 +21,7 @@ import numpy as np
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange
 from dlion_worker.policies.interface import Message
@@ -120,7 +121,9 @@ class Finale:
                 snapshot = self._exchange.pull_state(peer, weights_only=True)
                 state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
             except (UnavailableError, ContractError) as error:
-                self._reporter.event("ReplicaMissing", f"worker {peer}: {error}", warning=True)
+                self._reporter.event(
+                    EventReason.REPLICA_MISSING, f"worker {peer}: {error}", warning=True
+                )
                 continue
             replicas.append(Replica(peer, state, snapshot.samples, snapshot.iteration))
         return sorted(replicas, key=lambda replica: replica.rank)
@@ -150,7 +153,7 @@ class Finale:
         text = json.dumps(asdict(about), indent=2) + "\n"
         write_atomically(folder / "model.json", text.encode(), mode=0o644)
         self._reporter.event(
-            "ModelSaved",
+            EventReason.MODEL_SAVED,
             f"{about.model} of workers {', '.join(map(str, about.ranks))}: "
             f"accuracy {about.accuracy:.4f} (averaged {averaged_accuracy:.4f}, "
             f"mean {about.mean_replica_accuracy:.4f})",

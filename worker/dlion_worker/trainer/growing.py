@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from dlion_api.errors import DataError
+from dlion_api.reasons import EventReason
 from dlion_worker.training.datasets import Change, ChangeKind
 
 _LOG = logging.getLogger(__name__)
@@ -29,14 +30,14 @@ MOST_NAMED = 5
 
 CLOSE_WITHIN_S = 0.5
 
-PENDING = "DataPending"
-UNAVAILABLE = "DataUnavailable"
+PENDING = EventReason.DATA_PENDING
+UNAVAILABLE = EventReason.DATA_UNAVAILABLE
 
 
 class Report(Protocol):
     """Where events go."""
 
-    def __call__(self, reason: str, message: str, *, warning: bool = False) -> None:
+    def __call__(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         """Takes one event."""
 
 
@@ -132,12 +133,12 @@ class GrowingData:
         self._seen_waiting, self._told_pending = waiting, pending
 
 
-def news(changes: Collection[Change]) -> list[tuple[str, str, bool]]:
+def news(changes: Collection[Change]) -> list[tuple[EventReason, str, bool]]:
     """Reason, words and whether it is a warning: one event for each kind of change of one look.
 
     Skipped files are named with what is wrong with each.
     """
-    told: list[tuple[str, str, bool]] = []
+    told: list[tuple[EventReason, str, bool]] = []
     for kind in (ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.REMOVED):
         of_kind = [change for change in changes if change.kind is kind]
         if not of_kind:
@@ -145,11 +146,11 @@ def news(changes: Collection[Change]) -> list[tuple[str, str, bool]]:
         words = named([change.file for change in of_kind])
         if kind is not ChangeKind.REMOVED:
             words += f": {sum(change.samples for change in of_kind)} samples for this worker"
-        told.append((kind.value, words, False))
+        told.append((kind.reason, words, False))
     skipped = [change for change in changes if change.kind is ChangeKind.SKIPPED]
-    told += [(c.kind.value, _why(c), True) for c in skipped[:MOST_NAMED]]
+    told += [(c.kind.reason, _why(c), True) for c in skipped[:MOST_NAMED]]
     if rest := [change.file for change in skipped[MOST_NAMED:]]:
-        told.append((ChangeKind.SKIPPED.value, f"{named(rest)}: skipped likewise", True))
+        told.append((ChangeKind.SKIPPED.reason, f"{named(rest)}: skipped likewise", True))
         _LOG.warning("skipped: %s", "; ".join(_why(c) for c in skipped))
     return told
 

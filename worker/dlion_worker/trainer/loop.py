@@ -16,6 +16,7 @@ from dlion_api.errors import DLionError
 from dlion_api.measurements import CpuAllowance, Directive, StepTiming
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange
 from dlion_worker.policies.interface import (
@@ -253,7 +254,7 @@ class TrainingLoop:
             case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
                 parts.replica.mix(weights_D, fraction)
                 parts.reporter.event(
-                    "KnowledgeTransferred",
+                    EventReason.KNOWLEDGE_TRANSFERRED,
                     f"merged {fraction:g} of worker {sender}'s weights",
                     iteration=self.progress.iteration,
                 )
@@ -263,7 +264,7 @@ class TrainingLoop:
             case Refuse(peer=peer, reason=reason):
                 self._count_refusal(peer, reason)
                 parts.reporter.event(
-                    "MessageRefused",
+                    EventReason.MESSAGE_REFUSED,
                     f"worker {peer}: {reason}",
                     iteration=self.progress.iteration,
                     warning=True,
@@ -345,7 +346,7 @@ class TrainingLoop:
             who = "a caller" if refused.peer is None else f"worker {refused.peer}"
             words = f"{who} refuses us: " if refused.outgoing else f"{who}: "
             self._parts.reporter.event(
-                "MessageRefused",
+                EventReason.MESSAGE_REFUSED,
                 words + refused.reason,
                 iteration=self.progress.iteration,
                 warning=True,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import ContractError, ProgramError, UnavailableError
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import StateSnapshot
 from dlion_worker.trainer.finishing import Replica, SavedModel, average, site_leads
@@ -143,7 +144,7 @@ class Publisher:
         )
         self._write(averaged if is_averaged else own.state, about)
         self._report(
-            "ModelPublished",
+            EventReason.MODEL_PUBLISHED,
             f"{about.model} of workers {', '.join(map(str, ranks))}: accuracy "
             f"{about.accuracy:.4f} on {len(self._y)} held-out samples",
         )
@@ -173,7 +174,7 @@ class Publisher:
             raise _ClosedError
 
     def _failed(self, words: str) -> None:
-        self._report("PublishFailed", words, warning=True)
+        self._report(EventReason.PUBLISH_FAILED, words, warning=True)
 
 
 def _judged(

@@ -19,7 +19,9 @@ from dlion_api.progress import (
     ProgressRecord,
     StepRecord,
 )
+from dlion_api.reasons import EventReason
 from dlion_worker.exchange import LinkState
+from dlion_worker.training.datasets import DataSet
 from dlion_worker.training.evaluation import Evaluated
 
 LINK_INTERVAL_S = 1.0
@@ -54,12 +56,21 @@ class Reporter:
         self._send([record])
 
     def event(
-        self, reason: str, message: str, *, iteration: int = 0, warning: bool = False
+        self, reason: EventReason, message: str, *, iteration: int = 0, warning: bool = False
     ) -> None:
-        """Something that happened; `reason` is stable (docs/results.md)."""
+        """Something that happened."""
         self._send(
             [EventRecord(self.now_s(), self.rank, iteration, reason, message, warning=warning)]
         )
+
+    def data_loaded(self, data: DataSet) -> None:
+        """What was left out of this worker's samples as near-duplicates, if any."""
+        left_out = data.near_duplicates_left_out
+        if left_out:
+            self.event(
+                EventReason.NEAR_DUPLICATES_LEFT_OUT,
+                f"{left_out:,} of {data.samples + left_out:,} samples left out: similar to others",
+            )
 
     def evaluation(self, result: Evaluated, *, final: bool) -> None:
         """One replica on the held-out split; its tag is (iteration, own samples, time)."""

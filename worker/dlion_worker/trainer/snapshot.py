@@ -8,7 +8,6 @@ beside the old one and moved over it, so that a crash in the middle loses nothin
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError
+from dlion_worker.npz_faults import NPZ_FAULTS, as_array
 from dlion_worker.policies.interface import Flat
 
 CheckpointValues = Mapping[str, NDArray[np.generic] | int | float | str]
@@ -91,7 +91,7 @@ def load_checkpoint(path: Path) -> dict[str, NDArray[np.generic]] | None:
         return None
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            return {name: as_array(archive[name]) for name in archive.files}
+    except NPZ_FAULTS as error:
         msg = f"checkpoint {path.name} cannot be read ({error}); remove it to start afresh"
         raise DataError(msg) from error

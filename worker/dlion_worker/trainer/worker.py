@@ -13,6 +13,7 @@ from pathlib import Path
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker import policies
@@ -70,7 +71,7 @@ class Worker:
             send=self._coordination.report,
         )
         self._reporter.event(
-            "TrainerImported", f"incarnation {self._incarnation} has imported TensorFlow"
+            EventReason.TRAINER_IMPORTED, f"incarnation {self._incarnation} has imported TensorFlow"
         )
 
     # ---- the whole way ---------------------------------------------------------------------------
@@ -93,7 +94,9 @@ class Worker:
                 if self._has_barrier():
                     take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
                 return reason
-            self._reporter.event("TrainingStopped", reason, iteration=self._progress.iteration)
+            self._reporter.event(
+                EventReason.TRAINING_STOPPED, reason, iteration=self._progress.iteration
+            )
             self._save_checkpoint()
         self._finish(reason)
         return reason
@@ -112,8 +115,9 @@ class Worker:
     def _load(self) -> None:
         trainer = self._job.spec.trainer
         root = Path(self._config.data_root)
-        program = programs.load(trainer.program, directory=root)
+        program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
+        self._reporter.data_loaded(self._data)
         model = FlatModel(
             program,
             input_shape=self._data.input_shape,
@@ -218,7 +222,9 @@ class Worker:
         self._coordination.join(
             self._exchange.address, self._sidecar.endpoint(), self._members_changed
         )
-        self._reporter.event("WorkerReady", f"incarnation {self._incarnation} is ready to train")
+        self._reporter.event(
+            EventReason.WORKER_READY, f"incarnation {self._incarnation} is ready to train"
+        )
 
     def _members_changed(self, membership: Membership) -> None:
         dial = {
@@ -242,7 +248,9 @@ class Worker:
             _LOG.warning("going on without a checkpoint: %s", error)  # a peer's state will do
             return
         iteration = self._inbox.iteration = self._progress.iteration
-        self._reporter.event("Resumed", "goes on from its checkpoint", iteration=iteration)
+        self._reporter.event(
+            EventReason.RESUMED, "goes on from its checkpoint", iteration=iteration
+        )
 
     def _enter(self) -> None:
         entrance = Entrance(
@@ -261,12 +269,14 @@ class Worker:
                 self._progress.job_samples, snapshot.iteration * initial
             )
             self._reporter.event(
-                "WorkerRejoined", "took over a peer's state", iteration=snapshot.iteration
+                EventReason.WORKER_REJOINED,
+                "took over a peer's state",
+                iteration=snapshot.iteration,
             )
         if self._inbox.stop_reason is None:
             linked = f"linked with {len(self._inbox.linked)} workers"
             iteration = self._progress.iteration
-            self._reporter.event("TrainingStarted", linked, iteration=iteration)
+            self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
 
     def _has_barrier(self) -> bool:
         return self._queue_rule() is QueueRule.KEEP
@@ -339,13 +349,15 @@ class Worker:
             self._checkpointer.save()
         except OSError as error:
             self._reporter.event(
-                "CheckpointFailed",
+                EventReason.CHECKPOINT_FAILED,
                 f"{storage_words(error)}; the last checkpoint stands",
                 iteration=self._progress.iteration,
                 warning=True,
             )
             return
-        self._reporter.event("CheckpointSaved", "saved", iteration=self._progress.iteration)
+        self._reporter.event(
+            EventReason.CHECKPOINT_SAVED, "saved", iteration=self._progress.iteration
+        )
 
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
@@ -354,7 +366,7 @@ class Worker:
         self._reporter.evaluation(result, final=False)
 
     def _evaluation_failed(self, error: Exception) -> None:
-        self._reporter.event("EvaluationFailed", str(error), warning=True)
+        self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
 
     def _finish(self, reason: str) -> None:
         self._companions.close()

@@ -56,6 +56,7 @@ class Intake:
             if self._spec.drop_near_duplicates
             else None
         )
+        self.near_duplicates_left_out = 0
 
     def present(self) -> dict[str, Fingerprint]:
         """The data files that are there now, by their path below the folder."""
@@ -179,6 +180,7 @@ class Intake:
         y = np.concatenate([y for _, y in filled.values()])
         row_key = [key for key, (_, labels) in filled.items() for _ in labels]
         kept = self._duplicates.fresh(x, y, row_key)
+        self.near_duplicates_left_out += len(y) - len(kept)
         result = dict.fromkeys(taken, (x[:0], y[:0]))
         for key in filled:
             rows = np.array([row for row in kept if row_key[row] == key], np.int64)
@@ -224,5 +226,6 @@ def load_watched(
         held_out_y=held_out[1],
         class_count=class_count,
         training_set_samples=own * len(job.workers()),
+        near_duplicates_left_out=intake.near_duplicates_left_out,
         files={key: mark for key, mark in files.items() if key not in faults},
     )

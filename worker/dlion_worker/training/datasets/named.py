@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_worker.training.datasets import keras_cache
 from dlion_worker.training.datasets.dataset import Samples, checked
 
 _KERAS_IMAGES = ("cifar10", "cifar100", "fashion_mnist", "mnist")
@@ -33,7 +34,8 @@ def keras_images(name: str) -> tuple[Samples, Samples]:
 
     module = getattr(keras.datasets, name)
     try:
-        (x, y), (test_x, test_y) = module.load_data()
+        with keras_cache.alone():
+            (x, y), (test_x, test_y) = module.load_data()
     # Keras raises a bare Exception when it cannot download.
     except Exception as error:
         raise DataError(

@@ -6,12 +6,12 @@ Pickled objects are never loaded, and no array is read before its header has bee
 from __future__ import annotations
 
 import zipfile
-import zlib
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_worker.npz_faults import NPZ_FAULTS, as_array
 from dlion_worker.training.datasets.dataset import Samples, checked
 from dlion_worker.training.datasets.sources import MAX_BYTES
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIXES = (".npz",)
-
-_UNREADABLE = (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error,
-               NotImplementedError, RuntimeError)  # fmt: skip
 
 
 def read_train(path: Path) -> Samples:
@@ -60,7 +57,7 @@ def _names(path: Path) -> frozenset[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return frozenset(n.removesuffix(".npy") for n in archive.namelist())
-    except _UNREADABLE as error:
+    except NPZ_FAULTS as error:
         raise _corrupt(path, error) from error
 
 
@@ -68,10 +65,9 @@ def _array(path: Path, name: str) -> NDArray[Any]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
             _check_header(path, name, file, archive.getinfo(f"{name}.npy").file_size)
-        with np.load(path, allow_pickle=False) as arrays:
-            array: NDArray[Any] = arrays[name]
-            return array
-    except _UNREADABLE as error:
+        with path.open("rb") as whole, np.load(whole, allow_pickle=False) as arrays:
+            return as_array(arrays[name])
+    except NPZ_FAULTS as error:
         raise _corrupt(path, error) from error
 
 

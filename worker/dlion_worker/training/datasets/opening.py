@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_worker.training.datasets import folder, npz, tfrecord
 from dlion_worker.training.datasets.dataset import Labels, Samples, checked
 from dlion_worker.training.datasets.sources import (
@@ -26,22 +27,15 @@ if TYPE_CHECKING:
 
 def resolved(path: str, identity: WorkerIdentity, data_root: Path) -> Path:
     """The path for this worker: `{site}`, `{group}`, `{index}` and `{rank}` are filled in."""
-    values = {
-        "{site}": str(identity.site),
-        "{group}": identity.group,
-        "{index}": str(identity.index),
-        "{rank}": str(identity.rank),
-    }
-    for name, value in values.items():
+    values = (str(identity.site), identity.group, str(identity.index), str(identity.rank))
+    for name, value in zip(PATH_PLACEHOLDERS, values, strict=True):
         path = path.replace(name, value)
     return data_root / path
 
 
 def is_own(spec: Dataset) -> bool:
     """Whether the path leads each worker to samples of its own, so that none are shared out."""
-    return spec.path is not None and any(
-        name in spec.path for name in ("{site}", "{group}", "{index}", "{rank}")
-    )
+    return spec.path is not None and any(name in spec.path for name in PATH_PLACEHOLDERS)
 
 
 def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> Source:

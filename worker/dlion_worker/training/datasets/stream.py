@@ -54,11 +54,6 @@ class BatchStream:
         """Samples that the stream holds now."""
         return sum(len(rows) for rows in self._rows.values())
 
-    @property
-    def epochs(self) -> float:
-        """Passes over the data since the start, the one under way as a fraction."""
-        return self._epoch + self._position / max(1, len(self._order))
-
     def keys(self) -> frozenset[str]:
         """Parts that the stream holds now."""
         return frozenset(self._rows)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import DataError
+from dlion_api.reasons import EventReason
 from dlion_worker.training.datasets import opening
 from dlion_worker.training.datasets.dataset import DataSet, Fingerprint, Samples
 from dlion_worker.training.datasets.intake import Intake
@@ -29,10 +30,15 @@ PATIENCE_S = 10.0
 class ChangeKind(StrEnum):
     """What has become of a file; the values are reasons of events."""
 
-    ADDED = "DataAdded"
-    CHANGED = "DataChanged"
-    REMOVED = "DataRemoved"
-    SKIPPED = "DataSkipped"
+    ADDED = EventReason.DATA_ADDED
+    CHANGED = EventReason.DATA_CHANGED
+    REMOVED = EventReason.DATA_REMOVED
+    SKIPPED = EventReason.DATA_SKIPPED
+
+    @property
+    def reason(self) -> EventReason:
+        """The event that tells of it."""
+        return EventReason[f"DATA_{self.name}"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""Reasons of events: docs/results.md names exactly those of `dlion_api.reasons`, and no code spells
+one itself.
+
+Left out: whether each is really emitted; the tests of the parts show that.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlion_api.reasons import EventReason
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for package in (
+        "api/dlion_api",
+        "worker/dlion_worker",
+        "operator/dlion_operator",
+        "cli/dlion_cli",
+    )
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path.name != "reasons.py" or path.parent.name != "dlion_api"
+]
+EMITTERS = {"event", "_report", "_tell", "EventRecord", "Companion"}
+
+
+def test_the_document_has_each_reason_with_its_meaning() -> None:
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    section = text.partition("### Reasons of events\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, flags=re.MULTILINE)
+    assert rows == [(reason.value, reason.meaning) for reason in EventReason]
+
+
+def test_meanings_are_one_line_that_fits_a_table() -> None:
+    for reason in EventReason:
+        assert re.fullmatch(r"([A-Z][a-z]+)+", reason.value)
+        assert reason.meaning
+        assert not set(reason.meaning) & set("\n|")
+
+
+def test_reasons_are_spelt_once() -> None:
+    known = {reason.value for reason in EventReason}
+    spelt = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in known
+    ]
+    assert spelt == []
+
+
+def test_no_event_is_given_a_reason_of_its_own() -> None:
+    calls = [(path, call) for path in SOURCES for call in _emitting(path)]
+    assert len(calls) > 20, "the emitters are still called what this test looks for"
+    own = [
+        f"{path.relative_to(ROOT)}:{value.lineno}: {value.value}"
+        for path, call in calls
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(value, ast.Constant)
+        and isinstance(value.value, str)
+        and re.fullmatch(r"[A-Z]\w+", value.value)
+    ]
+    assert own == []
+
+
+def _emitting(path: Path) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in EMITTERS:
+                yield node

@@ -1,0 +1,166 @@
+"""Facts: a sidecar or the shared evaluator that is killed is reported and started again after a
+wait that grows, while training goes on; evaluations come again. One that ends again and again is
+given up, with the reason; one that has lived for a minute in between is not. A sidecar whose worker
+has ended is left alone.
+
+Left out: what a sidecar takes up again after a restart (test_sidecar).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_api.names import Rank
+from dlion_api.progress import EvaluationRecord
+from dlion_worker.local.companions import (
+    FIRST_WAIT_S,
+    HEALTHY_S,
+    LONGEST_WAIT_S,
+    MOST_RESTARTS,
+    Companion,
+    Companions,
+)
+from dlion_worker.local.processes import ProcessGroup
+from local_run import LocalRun, job_document
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+class Kept:
+    """Companions of real processes, on a clock of the test's own."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.told: list[tuple[Rank, str, str]] = []
+        self.group = group
+        self.companions = Companions(group, lambda *words: self.told.append(words))
+        start = partial(group.start, "sidecar-1", SLEEP)
+        self.companions.start(Companion("sidecar-1", "SidecarEnded", start, Rank(1)), 0.0)
+        self.now_s = 0.0
+
+    def kill(self) -> None:
+        self.group.send("sidecar-1", signal.SIGKILL)
+        while self.group.running():
+            time.sleep(0.01)
+
+    def wait_s(self) -> float | None:
+        """How long until it runs again, in steps of a quarter of a second; None: never."""
+        began_s = self.now_s
+        while not self.group.running():
+            if self.now_s > began_s + 2 * LONGEST_WAIT_S:
+                return None
+            self.now_s += 0.25
+            self.companions.poll(self.now_s, {Rank(1)})
+        return self.now_s - began_s
+
+
+def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
+    with ProcessGroup(tmp_path) as group:
+        kept = Kept(group)
+        waits = []
+        for _ in range(MOST_RESTARTS):
+            kept.kill()
+            assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
+            waits.append(kept.wait_s())
+        assert waits == [min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**n) for n in range(MOST_RESTARTS)]
+        kept.kill()
+        lost = kept.companions.poll(kept.now_s, {Rank(1)})
+        assert "the sidecar of worker 1 ended with signal 9 (SIGKILL)" in lost
+        assert "sidecar-1.log" in lost
+        assert kept.wait_s() is None
+    assert [(rank, reason) for rank, reason, _ in kept.told] == [(1, "SidecarEnded")] * 6
+
+
+def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
+    with ProcessGroup(tmp_path) as group:
+        kept = Kept(group)
+        for _ in range(MOST_RESTARTS + 1):
+            kept.kill()
+            assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
+            kept.wait_s()
+            kept.now_s += HEALTHY_S
+        kept.kill()
+        assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
+
+
+def test_nobody_is_kept_for_a_worker_that_has_ended(tmp_path: Path) -> None:
+    with ProcessGroup(tmp_path) as group:
+        kept = Kept(group)
+        kept.kill()
+        assert kept.companions.poll(0.0, {Rank(0)}) == ""
+        assert kept.told == []
+
+
+def pid_of(run: LocalRun, module: str, worker: int) -> int | None:
+    """The process of `python -m module` with that worker's configuration."""
+    for pid in run.left_behind():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if module in words and any(f"/w{worker}/config.json" in word for word in words):
+            return pid
+    return None
+
+
+def kill(run: LocalRun, module: str, worker: int) -> int:
+    pid = pid_of(run, module, worker)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+@pytest.mark.timeout(300)
+def test_a_continuous_run_outlives_its_sidecar_and_evaluator_and_ends_on_demand(
+    tmp_path: Path,
+) -> None:
+    """Also: what such a run that is stopped leaves behind says that it did what it was to do, with
+    what the environment asked for, how, and what came of it.
+    """
+    environment = {
+        "name": "slow", "coreScale": 0.3, "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}],
+        "changes": [{"at": {"seconds": 1}, "mbitPerS": [50, 20]}],
+    }  # fmt: skip
+    path = tmp_path / "environment.yaml"
+    path.write_text(yaml.safe_dump(environment))
+    trainer = {"evaluation": {"everySamples": 200}, "stop": {"continuous": True}}
+    job = job_document(2, trainer=trainer)
+    with LocalRun(tmp_path, job, "--environment", str(path), "--unprivileged") as run:
+
+        def evaluations() -> int:
+            return sum(isinstance(r, EvaluationRecord) for r in run.records())
+
+        run.wait_until(lambda: evaluations() > 1, "the evaluator judges")
+        killed = kill(run, "dlion_worker.evaluator", 0), kill(run, "dlion_worker.sidecar", 1)
+        run.wait_until(lambda: run.events("SidecarEnded", 1), "the sidecar's end is told")
+        run.wait_until(lambda: run.events("EvaluatorEnded"), "the evaluator's end is told")
+        run.wait_until(
+            lambda: pid_of(run, "dlion_worker.sidecar", 1) not in (None, killed[1]), "a new sidecar"
+        )
+        before = evaluations()
+        run.wait_until(lambda: evaluations() > before + 1, "evaluations come again")
+        run.end(signal.SIGINT)
+        run.assert_nothing_left()
+    assert run.process.returncode == 130, run.terminal()
+    assert all("SIGKILL" in e.message and e.warning for e in run.events("SidecarEnded"))
+    (changed,) = run.events("EnvironmentChanged")
+    assert (changed.rank, "uplink 50 to 20 Mbit/s" in changed.message) == (1, True)
+    summary = run.summary()
+    assert summary["ending"]["succeeded"]
+    assert summary["ending"]["stop_reason"] == "stopped by a signal"
+    found = yaml.safe_load((run.folder / "environment.yaml").read_text())
+    assert found == summary["environment"]
+    assert found["document"]["workers"] == [{"count": 2, "cores": 1, "mbitPerS": 50}]
+    assert found["notes"] == [
+        "links: relay (asked to run without root's means)",
+        "CPU: dutyCycle (asked to run without root's means)",
+    ]
+    measured = {f["quantity"] for f in found["figures"] if f["measured"] is not None}
+    assert measured == {"link rate", "CPU quota"}

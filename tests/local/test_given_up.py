@@ -1,0 +1,112 @@
+"""Facts: a run that takes longer than `activeDeadlineSeconds` ends with its exit code and keeps
+what it trained; an environment that breaks, and a companion that cannot be kept running, end the
+run with the reason on the terminal, in the events and in the summary; a suspended job is not run;
+after `startDeadlineSeconds` a worker begins without another that is not there yet.
+
+Left out: workers that end for good (test_bad_input, test_kill_and_rejoin).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_api.exit_codes import ExitCode
+from local_run import LocalRun, blobs, job_document
+
+ONE_IS_LATE = """
+_load = load_data
+
+
+def load_data(split, site, worker_index):
+    if worker_index == 1:
+        time.sleep(60)
+    return _load(split, site, worker_index)
+"""
+
+
+def pids(run: LocalRun, module: str) -> list[int]:
+    found = []
+    for pid in run.left_behind():
+        path = Path(f"/proc/{pid}/cmdline")
+        if path.exists() and module in path.read_text().split("\0"):
+            found.append(pid)
+    return found
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Path) -> None:
+    trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 1_000_000}}
+    began_s = time.monotonic()
+    with LocalRun(tmp_path, job_document(2, trainer=trainer, activeDeadlineSeconds=45)) as run:
+        assert run.finish() == ExitCode.DEADLINE, run.terminal()
+    assert time.monotonic() - began_s >= 45
+    ending = run.summary()["ending"]
+    assert not ending["succeeded"]
+    assert "longer than activeDeadlineSeconds (45 s)" in ending["message"]
+    assert "longer than activeDeadlineSeconds (45 s)" in run.terminal()
+    assert (run.folder / "models" / "plant-a" / "model.keras").exists()
+
+
+@pytest.mark.timeout(200)
+def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path) -> None:
+    environment = {"name": "slow", "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}]}
+    path = tmp_path / "environment.yaml"
+    path.write_text(yaml.safe_dump(environment))
+    job = job_document(2, trainer={"stop": {"maxSteps": 1_000_000}})
+    with LocalRun(tmp_path, job, "--environment", str(path), "--unprivileged") as run:
+        run.wait_for_step(3)
+        (relay,) = pids(run, "dlion_worker.local.relay")
+        os.kill(relay, signal.SIGKILL)
+        assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
+    assert run.events("EnvironmentFailed")
+    ending = run.summary()["ending"]
+    assert not ending["succeeded"]
+    assert "the environment has failed" in ending["message"]
+    assert "the environment has failed" in run.terminal()
+    assert (run.folder / "report.html").exists()
+
+
+@pytest.mark.timeout(200)
+def test_a_sidecar_that_cannot_be_kept_running_ends_the_run(tmp_path: Path) -> None:
+    trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 1_000_000}}
+    with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
+        run.wait_for_step(3)
+
+        def killed_for_good() -> bool:
+            for pid in pids(run, "dlion_worker.sidecar"):
+                os.kill(pid, signal.SIGKILL)
+            return len(run.events("SidecarEnded")) == 6
+
+        run.wait_until(killed_for_good, "the sidecar is given up")
+        assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
+    assert "the sidecar of worker 0 ended with signal 9 (SIGKILL)" in run.terminal()
+    assert (run.folder / "models" / "plant-a" / "model.keras").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, job_document(2, suspend=True)) as run:
+        assert run.finish() == ExitCode.SPEC
+    assert "the job is suspended: there is nothing to run" in run.terminal()
+    assert not run.folder.exists()
+
+
+@pytest.mark.timeout(200)
+def test_after_the_start_deadline_a_worker_begins_without_the_others(tmp_path: Path) -> None:
+    trainer = {
+        "program": blobs(tmp_path, more=ONE_IS_LATE),
+        "stop": {"maxSteps": 1_000_000},
+    }
+    with LocalRun(tmp_path, job_document(2, trainer=trainer, startDeadlineSeconds=2)) as run:
+        run.wait_until(lambda: run.steps(0), "worker 0 trains")
+        assert not run.events("WorkerReady", 1)
+        (ready,) = run.events("WorkerReady", 0)
+        (started,) = run.events("TrainingStarted", 0)
+        assert started.time_s - ready.time_s >= 1.5
+        run.end(signal.SIGINT)

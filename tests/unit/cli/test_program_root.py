@@ -1,0 +1,74 @@
+"""Facts: a program is looked up in the manifest's folder, whatever the working directory; with a
+run's own job.yaml, and to resume with a manifest that has no program beside it, in the folder of
+the manifest that the run was started with.
+
+Left out: real runs (tests/local/test_own_program).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dlion_api.spec import Job, load_job
+from dlion_cli.__main__ import main
+from dlion_cli.manifests import read_document
+from dlion_cli.run import program_root_of
+from dlion_worker.results.folder import PROGRAM_ROOT, kept_program_root
+
+
+@dataclass
+class Project:
+    """A manifest with its program, in another folder than the working directory."""
+
+    path: Path
+    elsewhere: Path
+    job: Job
+
+    def root(self, file: str | Path, resume: Path | None = None) -> Path:
+        return program_root_of(self.job, Path(file), resume)
+
+    def run_folder(self, name: str = "run") -> Path:
+        """What a run that began with this manifest leaves of it."""
+        folder = self.elsewhere / name
+        (folder / PROGRAM_ROOT).parent.mkdir(parents=True)
+        (folder / PROGRAM_ROOT).write_text(str(self.path))
+        return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    path, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["init", str(path)]) == 0
+    document, _ = read_document(path / "job.yaml")
+    return Project(path, elsewhere, load_job(document))
+
+
+def test_a_program_is_looked_up_beside_the_manifest(project: Project) -> None:
+    assert project.root("../project/job.yaml") == project.path
+    assert project.root("-") == project.elsewhere
+
+
+def test_a_runs_own_manifest_leads_to_the_folder_of_the_first_one(project: Project) -> None:
+    run = project.run_folder()
+    assert project.root(run / "job.yaml") == project.path
+    assert project.root(run / "job.yaml", resume=run) == project.path
+    assert project.root("-", resume=run) == project.path
+
+
+def test_a_manifest_without_its_program_resumes_with_the_first_ones(project: Project) -> None:
+    run = project.run_folder()
+    copy = project.elsewhere / "copy.yaml"
+    assert project.root(copy, resume=run) == project.path
+    assert project.root(copy) == project.elsewhere
+    (project.elsewhere / "program.py").touch()
+    assert project.root(copy, resume=run) == project.elsewhere
+
+
+def test_a_folder_that_is_no_runs_keeps_nothing(tmp_path: Path) -> None:
+    assert kept_program_root(tmp_path) is None
+    assert kept_program_root(tmp_path / "none") is None

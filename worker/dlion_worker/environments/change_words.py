@@ -1,0 +1,59 @@
+"""What a change of an environment means to each worker, in words for people.
+
+Called by the local runner for the events of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from dlion_api.names import Rank
+from dlion_worker.environments.plan import BYTES_PER_MBIT, Conditions, Pipe, WorkerConditions
+
+_MOST_NAMED = 8
+"""Peers that are named; more are counted."""
+
+
+def change_in_words(before: Conditions, after: Conditions) -> dict[Rank, str]:
+    """Of each worker whose conditions differ: `CPU 0.2 to 0.4 cores; uplink 10 to 5 Mbit/s`."""
+    everyone = len(after.workers)
+    words = {
+        new.rank: "; ".join(_differences(old, new, everyone))
+        for old, new in zip(before.workers, after.workers, strict=True)
+    }
+    return {rank: said for rank, said in words.items() if said}
+
+
+def _differences(old: WorkerConditions, new: WorkerConditions, everyone: int) -> Iterator[str]:
+    if old.quota_cores != new.quota_cores:
+        yield f"CPU {_cores(old.quota_cores)} to {_cores(new.quota_cores)} cores"
+    yield from _rates("uplink", old.uplink, new.uplink, everyone)
+    yield from _rates("downlink", old.downlink, new.downlink, everyone)
+    if cut := new.cut_peers - old.cut_peers:
+        yield f"cut off from {_peers(cut)}"
+    if joined := old.cut_peers - new.cut_peers:
+        yield f"no longer cut off from {_peers(joined)}"
+
+
+def _rates(name: str, old: tuple[Pipe, ...], new: tuple[Pipe, ...], everyone: int) -> Iterator[str]:
+    alike = [pipe.peers for pipe in old] == [pipe.peers for pipe in new]
+    rates = [pipe.bytes_per_s for pipe in old] if alike else [None] * len(new)
+    for pipe, rate in zip(new, rates, strict=True):
+        if rate != pipe.bytes_per_s:
+            which = "" if len(pipe.peers) == everyone - 1 else f" for {_peers(pipe.peers)}"
+            before = "any" if rate is None else _mbit(rate)
+            yield f"{name}{which} {before} to {_mbit(pipe.bytes_per_s)} Mbit/s"
+
+
+def _cores(cores: float | None) -> str:
+    return "any" if cores is None else f"{cores:.3g}"
+
+
+def _mbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / BYTES_PER_MBIT:.4g}"
+
+
+def _peers(ranks: Collection[Rank]) -> str:
+    if len(ranks) > _MOST_NAMED:
+        return f"{len(ranks)} workers"
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
