@@ -59,7 +59,7 @@ test: check ## Everything that must pass before a change lands
 measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
 
-fuzz: setup ## A million hostile frames and documents
+fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200
 
 generate: setup ## Remake generated files: wire format, CRD, reference pages

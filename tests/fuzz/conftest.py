@@ -1,4 +1,6 @@
-"""`--fuzz-count`: how many hostile inputs each fuzz test tries (`make fuzz` asks for a million)."""
+"""`--fuzz-count`: how many hostile frames are tried (`make fuzz` asks for a million); the other
+targets get their share of it (`hostile.targets`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ IN_THE_TESTS = 20_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz-count", type=int, default=IN_THE_TESTS, help="hostile inputs per test")
+    parser.addoption("--fuzz-count", type=int, default=IN_THE_TESTS, help="hostile frames")
 
 
 @pytest.fixture
 def fuzz_count(request: pytest.FixtureRequest) -> int:
-    """So many hostile inputs."""
+    """So many hostile frames."""
     count: int = request.config.getoption("--fuzz-count", default=IN_THE_TESTS)
     return count

@@ -1,5 +1,5 @@
 """Sizes, schemes and refusals of payloads, by example; round trips over many inputs are in
-tests/property, hostile bytes by the million in tests/fuzz.
+tests/property, hostile bytes by the hundred thousand in tests/fuzz.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Left out: TLS itself (tests/local/test_links.py).
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -60,10 +61,22 @@ def rsa_request() -> bytes:
     return request.public_bytes(serialization.Encoding.PEM)
 
 
+def request_of_another_version() -> bytes:
+    request = x509.load_pem_x509_csr(WorkerKey().csr_pem())
+    der = request.public_bytes(serialization.Encoding.DER).replace(b"\2\1\0", b"\2\1\10", 1)
+    head, tail = b"-----BEGIN CERTIFICATE REQUEST-----\n", b"-----END CERTIFICATE REQUEST-----\n"
+    return head + base64.encodebytes(der) + tail
+
+
 @pytest.mark.parametrize(
     ("request_pem", "words"),
-    [(b"nonsense", "cannot be read"), (b"x" * 10_000, "allowed"), (rsa_request(), "EC P-256")],
-    ids=["nonsense", "huge", "rsa"],
+    [
+        (b"nonsense", "cannot be read"),
+        (b"x" * 10_000, "allowed"),
+        (rsa_request(), "EC P-256"),
+        (request_of_another_version(), "8 is not a valid CSR version"),
+    ],
+    ids=["nonsense", "huge", "rsa", "version"],
 )
 def test_a_bad_request_is_refused(
     authorities: dict[SiteName, Authority], request_pem: bytes, words: str

@@ -192,7 +192,7 @@ class CoordinationClient:
     def _take(self, update: coordination_pb2.MembershipUpdate) -> None:
         """Runs in the join threads."""
         with self._lock:
-            if self._start_s is None:
+            if self._start_s is None and math.isfinite(update.elapsed_s):
                 self._start_s = time.monotonic() - update.elapsed_s
             if update.stop_reason:
                 self._note_stop(update.stop_reason)
@@ -247,6 +247,9 @@ def _membership(job: JobKey, update: coordination_pb2.MembershipUpdate) -> Membe
 
 def _member(view: coordination_pb2.MemberView) -> Member:
     worker = view.worker
+    if view.state not in set(MemberState):
+        allowed = ", ".join(MemberState)
+        raise ContractError(f"worker {worker.rank}: state {view.state[:40]!r}; allowed: {allowed}")
     return Member(
         WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index),
         view.incarnation,

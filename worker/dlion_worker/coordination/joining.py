@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from dlion_api.errors import ContractError
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, Failure, failure_of
@@ -109,6 +110,9 @@ class JoinStream:
                 backoff.reset()
                 self.connected = True
                 self._on_update(update)
+        except ContractError as error:
+            call.cancel()
+            return failure_of(error)
         except (grpc.RpcError, OSError) as error:
             return failure_of(error)
         return Failure(None, "the coordinator ended the stream")

@@ -1,0 +1,175 @@
+"""Damaged `.npz` files that DLion writes for itself: checkpoints, and snapshots of replicas.
+
+What must hold: `DataError`, or arrays; no object is unpickled, and what a header claims costs no
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import pickle
+import random
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_worker.evaluator.handover import Replica, put_down, take_up
+from dlion_worker.trainer.snapshot import load_checkpoint, save_checkpoint
+from hostile import bending
+
+HEADERS = (
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (10**12,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': 3, }",
+    "{'descr': '<f4', 'fortran_order': True, 'shape': (0, 4611686018427387904), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': '<V1000000000', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': '<U536870911', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '<f4', (99999999,))], 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '<f4'), ('a', '<f4')], 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [1], 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': {}, 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': '<M8[x]', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': '<f4', 'fortran_order': False}",
+    "{'descr': '<f4', 'fortran_order': 1, 'shape': (3,), 'x': 1}",
+    "[1, 2", "(", "'", "\x00", "{" * 3000, "(" * 300, "1" * 9000, "", "__import__('os')", "{1L: 2}",
+    "{'descr': '\\x', ", "'''", "  1\n 2", "{[]: 1}", "{'descr': -[]}", "1\n\t2\n 3L",
+)  # fmt: skip
+
+
+@functools.cache
+def right_members() -> tuple[tuple[str, bytes], ...]:
+    """Arrays as they stand in an archive: floats, counters, a text."""
+    arrays = {
+        "weights": np.arange(50, dtype=np.float32),
+        "iteration": np.asarray(3),
+        "policies.mode": np.asarray("bounded"),
+    }
+    made = []
+    for name, array in arrays.items():
+        file = io.BytesIO()
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        made.append((f"{name}.npy", file.getvalue()))
+    return tuple(made)
+
+
+def bent_member(chance: random.Random, data: bytes) -> bytes:
+    """One array's bytes, mostly with another header."""
+    match chance.randrange(4):
+        case 0:
+            return bending.bytes_of(chance, data)
+        case 1:
+            at = chance.randrange(min(len(data), 128))
+            return data[:at] + chance.randbytes(1) + data[at + 1 :]
+        case 2:
+            return b"\x93NUMPY\x01\x00" + pickle.dumps(print)
+        case _:
+            text = chance.choice(HEADERS).encode() + b"\n"
+            version = chance.choice((1, 1, 2, 3, 9))
+            size = struct.pack("<H" if version == 1 else "<I", len(text))
+            return b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(200)
+
+
+def bent_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) -> bytes:
+    """An archive of these arrays with one of them, a name, or the archive's own bytes altered."""
+    changed = list(members)
+    at = chance.randrange(len(changed))
+    what = chance.randrange(6)
+    if what in (0, 1):
+        changed[at] = (changed[at][0], bent_member(chance, changed[at][1]))
+    elif what == 2:
+        changed[at] = (chance.choice(("x", "../up.npy", "a" * 3000, "é.npy")), changed[at][1])
+    elif what == 3:
+        del changed[at]
+    method = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
+                            zipfile.ZIP_LZMA))  # fmt: skip
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in changed:
+            archive.writestr(name, data)
+    data = file.getvalue()
+    if what in (4, 5):
+        return bending.until_other(data, lambda: _bent_container(chance, data))
+    return data
+
+
+def _bent_container(chance: random.Random, data: bytes) -> bytes:
+    if chance.random() < 0.5:
+        return bending.bytes_of(chance, data)
+    # A field of the central directory: sizes, offsets, flags (encryption), methods.
+    start = data.rfind(b"PK\x01\x02")
+    at = start + chance.choice((6, 8, 10, 16, 20, 24, 28, 30, 32, 42))
+    number = chance.choice((*bending.NUMBERS, 8, 9, 12, 14, 99))
+    field = struct.pack("<I", number)[: chance.choice((2, 4))]
+    return data[:at] + field + data[at + len(field) :]
+
+
+@contextlib.contextmanager
+def numpys_warnings_apart() -> Iterator[None]:
+    """NumPy warns of headers that Python 2 may have written; that alone is no defect."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def require_named(path: Path, error: DataError) -> None:
+    """Whoever reads the error must learn which file it is about."""
+    assert path.name in str(error)
+
+
+@numpys_warnings_apart()
+def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
+    """One damaged checkpoint; a new one then replaces it."""
+    path = folder / "checkpoint.npz"
+    path.write_bytes(bent_archive(chance, right_members()))
+    try:
+        values = load_checkpoint(path)
+        assert values is not None
+        assert all(isinstance(value, np.ndarray) for value in values.values())
+        word = "taken"
+    except DataError as error:
+        require_named(path, error)
+        word = "refused"
+    if chance.random() < 0.02:  # it waits for the disk
+        save_checkpoint(path, {"iteration": 4})
+        again = load_checkpoint(path)
+        assert again is not None
+        assert int(again["iteration"]) == 4
+    return word
+
+
+@numpys_warnings_apart()
+def attack_replica(chance: random.Random, folder: Path) -> str | None:
+    """One damaged snapshot of a replica on its way to the evaluator."""
+    put_down(folder, _REPLICA)
+    (path,) = folder.glob("*.npz")
+    with zipfile.ZipFile(path) as archive:
+        members = tuple((name, archive.read(name)) for name in archive.namelist())
+    if chance.random() < 0.3:
+        about = np.asarray([chance.choice((0, -1, 1e300, np.nan, np.inf)) for _ in range(
+            chance.choice((0, 3, 4, 4, 5)))])  # fmt: skip
+        file = io.BytesIO()
+        np.lib.format.write_array(file, about, allow_pickle=False)
+        members = (("about.npy", file.getvalue()), *members[1:])
+    path.write_bytes(bent_archive(chance, members))
+    try:
+        for replica in take_up(folder):
+            assert replica.weights_D.dtype != object
+        return "taken"
+    except DataError:
+        path.unlink()
+        return "refused"
+
+
+_REPLICA = Replica(Rank(1), 3, 24, 1.5, np.ones(5, np.float32), np.zeros(2, np.float32))

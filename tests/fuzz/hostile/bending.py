@@ -1,0 +1,98 @@
+"""Ways to make something wrong out of something right: bytes, JSON values, text.
+
+Every function takes its chance as an argument and is repeatable from it. Knows no format of ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+NUMBERS = (0, 1, 2, 3, 127, 128, 255, 2**15, 2**16 - 1, 2**31, 2**32 - 1)
+LARGE = (*NUMBERS, 2**53, 2**53 + 1, 2**63, 2**64 - 1)
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 0.5, -0.5, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**400,
+    1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf"), "", "0", "-1", "NaN",
+    "Infinity", "01", "x" * 5000, "\ud800", "\x00", "\u202e", "1e999", "null", [], {}, [[]], [None],
+    {"": None}, {"kind": "x"}, {"0": 1}, [0] * 5000, {str(n): n for n in range(5000)},
+)  # fmt: skip
+
+
+def bytes_of(chance: random.Random, data: bytes) -> bytes:
+    """Bits flipped, a piece cut out, doubled or put in, the end cut off, numbers at the edges."""
+    broken = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        at = chance.randrange(len(broken) + 1)
+        end = at + chance.choice((1, 2, 4, 8, 40))
+        what = chance.randrange(7)
+        if what == 0 and at < len(broken):
+            broken[at] ^= 1 << chance.randrange(8)
+        elif what == 1:
+            del broken[at:]
+        elif what == 2:
+            broken[at:at] = chance.randbytes(chance.choice((1, 3, 40)))
+        elif what == 3:
+            del broken[at:end]
+        elif what == 4:
+            broken[at:at] = broken[at:end]
+        elif what == 5 and at < len(broken):
+            broken[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+        else:
+            width = chance.choice((2, 4, 8))
+            number = chance.choice(LARGE) % 256**width
+            broken[at : at + width] = number.to_bytes(width, chance.choice(("little", "big")))
+    return bytes(broken)
+
+
+def spliced(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """The beginning of one and the end of another."""
+    return data[: chance.randrange(len(data) + 1)] + other[chance.randrange(len(other) + 1) :]
+
+
+def value_of(chance: random.Random, document: Any) -> Any:
+    """A copy of a JSON value with one to three places changed, lost, doubled or added."""
+    changed = copy.deepcopy(document)
+    for _ in range(chance.choice((1, 1, 1, 3))):
+        places = list(_places(changed))
+        if not places:
+            return chance.choice(ODD_VALUES)
+        holder, key = chance.choice(places)
+        what = chance.randrange(6)
+        if what == 0:
+            del holder[key]
+        elif what == 1:
+            _add(chance, holder, holder[key])
+        elif what == 2:
+            _, other = chance.choice(places)
+            if isinstance(holder, dict):
+                holder[str(other)] = holder.pop(key)
+        else:
+            holder[key] = copy.deepcopy(chance.choice(ODD_VALUES))
+    return changed
+
+
+def _places(value: Any) -> Any:
+    """Every (container, key) in a JSON value."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list) and len(value[key]) < 100:
+            yield from _places(value[key])
+
+
+def _add(chance: random.Random, holder: Any, value: Any) -> None:
+    if isinstance(holder, dict):
+        holder[chance.choice(("x", "", "0", "99", "-1", "kind", "rank", "\ud800"))] = value
+    else:
+        holder.append(copy.deepcopy(value))
+
+
+def until_other(right: T, bend: Callable[[], T]) -> T:
+    """What `bend` makes, once it is something else than what is right."""
+    while (wrong := bend()) == right:
+        pass
+    return wrong

@@ -1,0 +1,192 @@
+"""Hostile frames, acknowledgements and chunks of state, against both ends of a stream.
+
+Valid streams are made by the real sender; one frame of each is then altered, or the order. What
+must hold: `ContractError` or a value; no payload that was not sent; memory within the limits; a
+stream that was refused is over, and on the next one everything arrives again.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from dlion_api.errors import ContractError
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
+from dlion_worker.exchange.client import _acknowledgement
+from dlion_worker.exchange.events import StateSnapshot
+from dlion_worker.exchange.framing import Inbox
+from dlion_worker.exchange.transfer import Assembly, cut
+from dlion_worker.exchange.window import Outbox, QueueRule
+from dlion_worker.policies.interface import Message, MessageKind
+from hostile import bending
+
+LIMIT = 20_000
+NUMBERS = (*bending.NUMBERS, LIMIT, LIMIT + 1)
+LARGE = (*bending.LARGE, LIMIT, LIMIT + 1)
+KINDS = tuple(MessageKind)
+
+
+def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
+    """Frames of a few messages as the real sender makes them, and the payloads in them."""
+    outbox = Outbox(QueueRule.KEEP, 100)
+    frames = [Frame(hello=Hello(epoch=outbox.reset())).SerializeToString()]
+    outbox.set_budget(chance.choice((512, 4096, 40_000)))
+    payloads = {b""}
+    for iteration in range(chance.randint(1, 3)):
+        kind = chance.choice(KINDS)
+        size = chance.choice((1, 7, 500, 5000))
+        if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST):
+            size = 0
+        elif kind not in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
+            size = 8
+        payload = chance.randbytes(size)
+        payloads.add(payload)
+        outbox.push(Message(kind, iteration, payload=payload))
+    while (frame := outbox.next_frame(0.0)) is not None:
+        frames.append(frame)
+    return frames, payloads
+
+
+EDITS: tuple[Callable[[random.Random, Frame], object], ...] = (
+    lambda chance, frame: setattr(frame, "message", chance.choice(LARGE)),
+    lambda chance, frame: setattr(frame, "offset", chance.choice(LARGE)),
+    lambda chance, frame: setattr(frame, "checksum", chance.choice(NUMBERS)),
+    lambda chance, frame: setattr(frame, "payload", chance.randbytes(chance.choice((0, 1, 999)))),
+    lambda chance, frame: setattr(frame.header, "kind", chance.randrange(9)),
+    lambda chance, frame: setattr(frame.header, "message", chance.choice(LARGE)),
+    lambda chance, frame: setattr(frame.header, "total_bytes", chance.choice(LARGE)),
+    lambda chance, frame: setattr(frame.header, "iteration", chance.choice(LARGE)),
+    lambda chance, frame: frame.ClearField("header"),
+    lambda chance, frame: setattr(frame.hello, "rank", chance.choice(NUMBERS)),
+    lambda chance, frame: setattr(frame.hello, "epoch", chance.choice(LARGE)),
+)
+
+
+def _bent_fields(chance: random.Random, data: bytes) -> bytes:
+    frame = Frame.FromString(data)
+    chance.choice(EDITS)(chance, frame)
+    return frame.SerializeToString()
+
+
+def _bent(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    match chance.randrange(8):
+        case 0 | 1 | 2:
+            return bending.bytes_of(chance, data)
+        case 3 | 4 | 5:
+            return _bent_fields(chance, data)
+        case 6:
+            return bending.spliced(chance, data, other)
+        case _:
+            return chance.randbytes(chance.choice((0, 1, 30, 3000)))
+
+
+def _reordered(chance: random.Random, frames: list[bytes]) -> list[bytes]:
+    """A frame lost (not the last: that would only be a slow sender), doubled or moved."""
+    changed = list(frames)
+    at = chance.randrange(len(changed))
+    match chance.randrange(3):
+        case 0:
+            del changed[chance.randrange(len(changed) - 1)]
+        case 1:
+            changed.insert(chance.randrange(len(changed) + 1), changed[at])
+        case _:
+            changed.insert(chance.randrange(len(changed)), changed.pop(at))
+    return changed
+
+
+def attack_inbox(chance: random.Random, folder: Path) -> str | None:
+    """One stream with one frame altered, lost, doubled or moved, against the receiver."""
+    frames, payloads = valid_stream(chance)
+    altered: bytes | None = None
+    if chance.randrange(4) == 0:
+        stream = bending.until_other(frames, lambda: _reordered(chance, frames))
+    else:
+        stream, at = list(frames), chance.randrange(len(frames))
+        other = chance.choice(frames)
+        altered = bending.until_other(frames[at], lambda: _bent(chance, frames[at], other))
+        stream[at] = altered
+    inbox = Inbox(LIMIT, incarnation=1)
+    refused = not _received(inbox, stream, payloads, altered)
+    # A refused stream is closed. The peer dials again, and then nothing is missing.
+    fresh = Inbox(LIMIT, incarnation=1)
+    assert _received(fresh, frames, payloads, None)
+    return "refused" if refused else "taken"
+
+
+def _received(inbox: Inbox, stream: list[bytes], sent: set[bytes], altered: bytes | None) -> bool:
+    """Whether the receiver takes the whole stream."""
+    for data in stream:
+        try:
+            frame = inbox.parse(data)
+            if frame.HasField("hello"):
+                inbox.greeted(frame.hello)
+                continue
+            message = inbox.feed(frame, 0.0)
+        except ContractError:
+            return False
+        if message is not None and (payload := bytes(message.payload)) not in sent:
+            assert len(payload) <= LIMIT
+            assert altered is not None, "frames as they were sent made a payload that was not"
+            # Only a frame with a checksum of its own can do that: the sender itself is hostile.
+            own = Frame.FromString(altered)
+            assert zlib.crc32(own.payload) == own.checksum
+    return True
+
+
+def attack_outbox(chance: random.Random, folder: Path) -> str | None:
+    """One hostile acknowledgement against the sender, which goes on in its next epoch."""
+    outbox = Outbox(QueueRule.KEEP, 100)
+    outbox.reset()
+    outbox.push(Message(MessageKind.GRADIENT, 1, payload=bytes(3000)))
+    outbox.next_frame(0.0)
+    honest = Acknowledgement(epoch=1, incarnation=1, frames=1, stream_bytes=3000, busy_bytes=9)
+    data = bending.until_other(
+        honest.SerializeToString(), lambda: _bent_acknowledgement(chance, honest)
+    )
+    try:
+        outbox.acknowledge(_acknowledgement(data), 1.0)
+        word = "taken"
+    except ContractError:
+        word = "refused"
+    assert 0 <= outbox.unacknowledged_bytes <= 3000
+    epoch = outbox.reset()
+    outbox.push(Message(MessageKind.GRADIENT, 2, payload=bytes(100)))
+    assert outbox.next_frame(2.0) is not None
+    outbox.acknowledge(Acknowledgement(epoch=epoch, incarnation=1, frames=1, stream_bytes=100), 3.0)
+    assert outbox.unacknowledged_bytes == 0
+    return word
+
+
+def _bent_acknowledgement(chance: random.Random, honest: Acknowledgement) -> bytes:
+    if chance.random() < 0.5:
+        return bending.bytes_of(chance, honest.SerializeToString())
+    bent = Acknowledgement()
+    bent.CopyFrom(honest)
+    setattr(bent, chance.choice([f.name for f in honest.DESCRIPTOR.fields]), chance.choice(LARGE))
+    return bent.SerializeToString()
+
+
+def attack_assembly(chance: random.Random, folder: Path) -> str | None:
+    """One hostile chunk of state; a fresh assembly then takes the honest one."""
+    snapshot = StateSnapshot(1, 1, chance.randbytes(chance.choice((1, 300))))
+    honest = next(cut(snapshot))
+    data = bending.until_other(honest, lambda: _bent_chunk(chance, honest))
+    try:
+        taken = Assembly(LIMIT).feed(data)
+        assert taken is None or len(taken.payload) <= LIMIT
+        word = "taken"
+    except ContractError:
+        word = "refused"
+    assert Assembly(LIMIT).feed(honest) == snapshot
+    return word
+
+
+def _bent_chunk(chance: random.Random, honest: bytes) -> bytes:
+    if chance.random() < 0.5:
+        return bending.bytes_of(chance, honest)
+    chunk = StateChunk.FromString(honest)
+    setattr(chunk, chance.choice(("total_bytes", "offset", "iteration", "samples", "checksum")),
+            chance.choice(NUMBERS))  # fmt: skip
+    return chunk.SerializeToString()

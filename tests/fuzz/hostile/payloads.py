@@ -1,0 +1,249 @@
+"""Hostile insides of messages whose frames are in order: gradients, weights, losses, meetings,
+peers' states, and any message at all against the trainer's inbox and the policies.
+
+What must hold: `ContractError` (from the policies `Refuse`) or finite values at rising positions
+of the model; afterwards an honest peer is still understood.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_worker import policies
+from dlion_worker.codecs import (
+    HEADER_BYTES,
+    ValueCodec,
+    decode_gradient,
+    decode_loss,
+    decode_weights,
+    encode_loss,
+    encode_sparse,
+    encode_whole,
+)
+from dlion_worker.exchange import LinkDown, LinkUp
+from dlion_worker.policies.interface import (
+    Descend,
+    Layout,
+    LocalStepDone,
+    Machine,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Mix,
+    Refuse,
+)
+from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
+from hostile import bending
+
+SIZES = (1, 3, 300, 2000)
+PEER = Rank(1)
+_HEADER = struct.Struct("<BBBBhHII")
+
+
+@functools.cache
+def right_payloads(size: int) -> tuple[bytes, ...]:
+    """Payloads of a model of that size, in every codec and every coding of positions."""
+    rng = np.random.default_rng(size)
+    made = []
+    for codec in ValueCodec:
+        value_D = rng.normal(size=size).astype(np.float32)
+        made.append(bytes(encode_whole(value_D, codec)))
+        for kept in {1, max(1, size // 100), max(1, size // 20), max(1, size // 3)}:
+            index_K = np.sort(rng.choice(size, kept, replace=False))
+            made.append(bytes(encode_sparse(index_K, value_D[index_K], size, codec)))
+    return tuple(made)
+
+
+def bent_payload(chance: random.Random, size: int) -> bytes:
+    """A payload for that size with its header, values or positions altered."""
+    right = chance.choice(right_payloads(size))
+    return bending.until_other(right, lambda: _bent(chance, right, size))
+
+
+def _bent(chance: random.Random, right: bytes, size: int) -> bytes:
+    match chance.randrange(6):
+        case 0 | 1:
+            fields = list(_HEADER.unpack_from(right))
+            at = chance.randrange(len(fields))
+            edges = (0, 1, 2, 3, 4, size - 1, size, size + 1, *bending.NUMBERS)
+            width = (8, 8, 8, 8, 16, 16, 32, 32)[at]
+            fields[at] = chance.choice(edges) % 2**width
+            if at == 4:
+                fields[at] = chance.choice((-(2**15), -114, -113, 112, 113, 114, 2**15 - 1))
+            return _HEADER.pack(*fields) + right[HEADER_BYTES:]
+        case 2:
+            tail = bending.bytes_of(chance, right[HEADER_BYTES:])
+            return right[:HEADER_BYTES] + tail
+        case 3:
+            other = chance.choice(right_payloads(chance.choice(SIZES)))
+            return bending.spliced(chance, right, other)
+        case 4:  # positions falling, doubled, too far: bytes at the end exchanged
+            at = chance.randrange(HEADER_BYTES, len(right))
+            return right[:at] + bytes(sorted(right[at:], reverse=True))
+        case _:
+            return bending.bytes_of(chance, right)
+
+
+def attack_gradient(chance: random.Random, folder: Path) -> str | None:
+    """One hostile gradient, or the same bytes as weights."""
+    size = chance.choice(SIZES)
+    payload = bent_payload(chance, size)
+    try:
+        if chance.random() < 0.2:
+            weights_D = decode_weights(payload, size)
+            assert weights_D.shape == (size,)
+            assert np.isfinite(weights_D).all()
+            return "taken"
+        part = decode_gradient(payload, size)
+    except ContractError:
+        return "refused"
+    assert np.isfinite(part.value_K).all()
+    if part.index_K is None:
+        assert part.value_K.shape == (size,)
+    else:
+        places = part.index_K.tolist()
+        assert len(places) == part.value_K.size <= size
+        assert places == sorted(set(places))
+        assert 0 <= places[0] <= places[-1] < size
+    return "taken"
+
+
+def attack_words(chance: random.Random, folder: Path) -> str | None:
+    """One hostile loss, meeting or state of a peer."""
+    what = chance.randrange(3)
+    try:
+        if what == 0:
+            right = encode_loss(0.5)
+            loss = decode_loss(bending.until_other(right, lambda: bending.bytes_of(chance, right)))
+            assert np.isfinite(loss)
+        elif what == 1:
+            payload = chance.randbytes(chance.choice((0, 1, 1, 1, 2, 9)))
+            if payload == b"\x00":
+                return None
+            done, asked = chance.choice(bending.LARGE), chance.choice(bending.LARGE)
+            said = Message(MessageKind.MEET, done, weights_version=asked, payload=payload)
+            answer = rendezvous.read(said)
+            assert isinstance(answer, rendezvous.Answer)
+            assert answer.done == said.iteration
+            _meet(chance, answer)
+        else:
+            _unpack(chance)
+    except ContractError:
+        return "refused"
+    return "taken"
+
+
+def _meet(chance: random.Random, answer: rendezvous.Answer) -> None:
+    """A latecomer goes on naming later iterations, never an endless walk of them."""
+    meeting = rendezvous.Meeting()
+    for _ in range(5):
+        asked = meeting.to_ask({PEER: chance.randrange(3)}, {PEER: answer})
+        assert set(asked) <= {PEER}
+        meeting.agreed([PEER], {PEER: answer})
+    assert meeting.iteration <= answer.done + rendezvous.LARGEST_MARGIN
+
+
+def _unpack(chance: random.Random) -> None:
+    like = WorkerState(*(np.ones(count, np.float32) for count in (5, 2, 3)))
+    right = pack(like, weights_only=chance.random() < 0.5)
+    wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+    state = unpack(wrong, like, weights_only=chance.random() < 0.5)
+    for name, values in vars(state).items():
+        assert values.shape == getattr(like, name).shape
+        assert np.isfinite(values).all()
+
+
+def any_message(chance: random.Random, size: int) -> Message:
+    """A message as it may come out of frames that are in order: any kind, any numbers."""
+    kind = chance.choice(list(MessageKind))
+    if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST):
+        payload = b""
+    elif kind in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
+        payload = bent_payload(chance, size)
+    else:
+        payload = chance.randbytes(chance.choice((0, 1, 7, 8, 4096)))
+    near = (0, 1, 2, 3, 5, 1000)
+    return Message(
+        kind,
+        iteration=chance.choice((*near, 2**31, 2**53)),
+        local_batch_size=chance.choice((*near, 2**31, 2**32 - 1)),
+        weights_version=chance.choice(bending.LARGE),
+        payload=payload,
+    )
+
+
+def attack_policies(chance: random.Random, folder: Path) -> str | None:
+    """One hostile message, through the trainer's inbox, against real policies at a barrier."""
+    size = 3
+    machine = policies.build(_job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER])
+    sent: list[Message] = []
+    inbox = Inbox(lambda _, message: sent.append(message))
+    inbox.put(LinkUp(PEER, 1, 0))
+    started = chance.random() < 0.7
+    if started:
+        for event in inbox.start(0):
+            machine.handle(event)
+    refused = len(inbox.refusals)
+    inbox.put(MessageArrived(PEER, any_message(chance, size)))
+    events = inbox.drain()
+    told = [each for event in events for each in machine.handle(event)]
+    for event in [] if started else inbox.start(0):
+        told += machine.handle(event)
+    told += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
+    for instruction in told:
+        if isinstance(instruction, Descend):
+            assert np.isfinite(instruction.gradient_D).all()
+        elif isinstance(instruction, Mix):
+            assert np.isfinite(instruction.weights_D).all()
+    refused = len(inbox.refusals) - refused + sum(isinstance(each, Refuse) for each in told)
+    _peer_comes_back(inbox, machine)
+    return "refused" if refused else "taken"
+
+
+def _peer_comes_back(inbox: Inbox, machine: Machine) -> None:
+    """The link breaks and is up again: its new life is understood from the beginning."""
+    inbox.put(LinkDown(PEER, 1, "hostile"))
+    inbox.put(LinkUp(PEER, 2, 0))
+    inbox.put(MessageArrived(PEER, rendezvous.answer(7, done=3, is_in=True)))
+    for event in inbox.drain():
+        machine.handle(event)
+    assert inbox.answers[PEER] == rendezvous.Answer(7, 3, is_in=True)
+    machine.handle(MemberLeft(PEER))
+    machine.handle(MemberJoined(PEER, 0))
+    honest = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
+    told = machine.handle(MessageArrived(PEER, Message(MessageKind.GRADIENT, 1, 8, 1, honest)))
+    assert not any(isinstance(each, Refuse) for each in told)
+
+
+@functools.cache
+def _job() -> Job:
+    groups = [{"name": "small", "workers": 2}]
+    trainer = {
+        "program": {"builtin": "digits"},
+        "dataset": {"name": "digits"},
+        "stop": {"maxSteps": 9},
+    }
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "hostile"},
+            "spec": {
+                "sites": [{"name": "plant-a", "groups": groups}],
+                "synchronization": {"mode": "synchronous"},
+                "trainer": trainer,
+            },
+        }
+    )

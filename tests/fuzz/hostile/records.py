@@ -1,0 +1,281 @@
+"""Hostile lines, files and calls between DLion's own processes: the local socket, progress records
+and `events.jsonl`, requests to the coordinator, what sidecars tell each other, certificate signing
+requests, and the files that a worker keeps for its next start.
+
+What must hold: `ContractError`, or a value that is written and read again unchanged; a damaged
+kept file counts as missing; the coordinator goes on serving the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.message import DecodeError, Message
+
+from dlion_api import local_messages, measurements, progress, records
+from dlion_api.errors import ContractError
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.wire import coordination_pb2 as wire
+from dlion_api.wire import measuring_pb2
+from dlion_operator.authority import Authority
+from dlion_operator.coordinator.events import Accept, JoinAsked, Refuse
+from dlion_operator.coordinator.messages import (
+    checked_size,
+    join_event,
+    membership_update,
+    report_event,
+    sign_event,
+)
+from dlion_operator.coordinator.state import Coordinator
+from dlion_worker.coordination import client, kept
+from dlion_worker.results.events import read_events
+from dlion_worker.sidecar import peer_words
+from hostile import bending
+
+JOB = JobKey("default", "digits", "1")
+SITE = SiteName("plant-a")
+WORKERS = tuple(WorkerIdentity(Rank(n), SITE, "small", n) for n in range(3))
+MEMBERSHIP = Membership(
+    3, JOB, 3, tuple(Member(w, 1, MemberState.READY, "10.0.0.1:1", "h:2") for w in WORKERS)
+)
+RANKS = {Rank(1): 10, Rank(2): 20}
+
+LOCAL: tuple[local_messages.LocalRecord, ...] = (
+    measurements.StepTiming(3, 8, 0.1, 0.2, 0.1, None, 0.0),
+    measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3),
+    measurements.CpuAllowance(2.0, 1.0, 0.0),
+    measurements.Peers(MEMBERSHIP, 1000),
+    measurements.MeasuringEndpoint("127.0.0.1:4000"),
+    measurements.Directive(1, 8, 16, RANKS, {Rank(1): 1.5}, {Rank(1): 2e6}, "first"),
+)
+PROGRESS: tuple[progress.ProgressRecord, ...] = (
+    progress.StepRecord(1.0, Rank(0), 1, 2, math.nan, 8, 16, 0.1, 0.1, 0.2, 0.1, 0.0, 0.0, 16),
+    progress.LinkRecord(1.0, Rank(0), Rank(1), 2, 10, 9, 1, 0, None, 1e6, 0, connected=True),
+    progress.EvaluationRecord(1.0, Rank(0), 2, 16, 0.5, math.inf, 100, (0.5, math.nan), (1.0,)),
+    progress.DirectiveRecord(1.0, Rank(0), 2, 8, 16, RANKS, {Rank(1): 1.5}, {}, "why"),
+    progress.EventRecord(1.0, Rank(0), 2, "CheckpointSaved", "said so"),
+)
+
+
+def bent_json(chance: random.Random, right: bytes) -> bytes:
+    """A line of JSON with its values, its form or its bytes altered."""
+    match chance.randrange(8):
+        case 0 | 1 | 2 | 3 | 4:
+            return json.dumps(bending.value_of(chance, json.loads(right))).encode()
+        case 5:
+            deep = chance.choice((b"[", b'{"a":', b'{"kind":['))
+            return bending.spliced(chance, right, deep * chance.choice((3, 2000, 100_000)))
+        case 6:
+            text = json.dumps(bending.value_of(chance, json.loads(right)))
+            return text.encode(chance.choice(("utf-16", "utf-32", "utf-8-sig", "utf-8")))
+        case _:
+            return bending.bytes_of(chance, right)
+
+
+def attack_socket(chance: random.Random, folder: Path) -> str | None:
+    """One hostile line on the socket between trainer and sidecar."""
+    right = local_messages.encode(chance.choice(LOCAL))
+    line = bending.until_other(right, lambda: bent_json(chance, right))
+    try:
+        record = local_messages.decode(line)
+        again = local_messages.encode(record)
+    except ContractError:
+        return "refused"
+    assert local_messages.decode(again) == record
+    return "taken"
+
+
+def attack_record(chance: random.Random, folder: Path) -> str | None:
+    """One hostile progress record, as it would arrive in a report."""
+    right = records.record_to_json(chance.choice(PROGRESS)).encode()
+    line = bending.until_other(right, lambda: bent_json(chance, right))
+    try:
+        record = records.record_from_json(line)
+    except ContractError:
+        return "refused"
+    again = records.record_to_json(record)
+    assert records.record_to_json(records.record_from_json(again)) == again
+    return "taken"
+
+
+def attack_events(chance: random.Random, folder: Path) -> str | None:
+    """One hostile line in the middle of `events.jsonl`: the lines around it are read."""
+    right = [records.record_to_json(record).encode() for record in PROGRESS]
+    at = chance.randrange(1, len(right) - 1)
+    wrong = bending.until_other(right[at], lambda: bent_json(chance, right[at]))
+    path = folder / "events.jsonl"
+    path.write_bytes(b"\n".join([*right[:at], wrong.replace(b"\n", b" "), *right[at + 1 :], b""]))
+    bad: list[object] = []
+    read = [records.record_to_json(record) for record in read_events(path, bad.append)]
+    assert read[:at] == [line.decode() for line in right[:at]]
+    assert read[len(read) - (len(right) - at - 1) :] == [line.decode() for line in right[at + 1 :]]
+    return "refused" if bad else "taken"
+
+
+def _right_request(chance: random.Random) -> Message:
+    worker = wire.Worker(rank=0, site=SITE, group="small", index=0)
+    common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
+    match chance.randrange(3):
+        case 0:
+            return wire.SignRequest(csr_pem=b"-----BEGIN", role="trainer", **common)
+        case 1:
+            return wire.JoinRequest(incarnation=1, exchange_address="h:1", spec_hash="hash",
+                                    known_version=1, **common)  # fmt: skip
+        case _:
+            texts = [records.record_to_json(record) for record in PROGRESS[:2]]
+            return wire.ProgressReport(incarnation=1, sequence=1, records_json=texts, **common)
+
+
+def _bent_message(chance: random.Random, right: Message) -> bytes:
+    if chance.random() < 0.4:
+        return bending.bytes_of(chance, right.SerializeToString())
+    bent = type(right)()
+    bent.CopyFrom(right)
+    place: Any = bent
+    if hasattr(bent, "worker") and chance.random() < 0.3:
+        place = bent.worker
+    name = chance.choice([field.name for field in place.DESCRIPTOR.fields])
+    values = (*bending.LARGE, -1.0, math.nan, math.inf, "", "x" * 300, "x" * 100_000, "\x00", b"x",
+              b"\xff" * 9000, True, "sidecar")  # fmt: skip
+    with contextlib.suppress(
+        TypeError, ValueError, AttributeError, OverflowError
+    ):  # of another type
+        setattr(place, name, chance.choice(values))
+    if isinstance(bent, wire.ProgressReport) and chance.random() < 0.5:
+        line = bent_json(chance, records.record_to_json(chance.choice(PROGRESS)).encode())
+        bent.records_json.append(line.decode("utf-8", "replace"))
+    return bent.SerializeToString()
+
+
+def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
+    """One hostile request; the coordinator then still admits an honest worker."""
+    right = _right_request(chance)
+    content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
+    state = Coordinator(JOB, WORKERS, "hash")
+    state.handle(JoinAsked(1, str(JOB), WORKERS[0], True, 1, "h:1", "", "hash", 0))
+    token_ok = chance.random() < 0.9
+    try:
+        request: Any = type(right).FromString(content)
+        checked_size(request)
+        if isinstance(request, wire.SignRequest):
+            told = state.handle(sign_event(request, token_ok=token_ok))
+        elif isinstance(request, wire.JoinRequest):
+            told = state.handle(join_event(request, stream=2, token_ok=token_ok))
+        else:
+            told = state.handle(report_event(request, token_ok=token_ok, now_s=0.0))
+        word = "refused" if any(isinstance(each, Refuse) for each in told) else "taken"
+    except (ContractError, DecodeError):  # the skin answers both with INVALID_ARGUMENT
+        word = "refused"
+    assert word == "refused" or token_ok
+    honest = JoinAsked(3, str(JOB), WORKERS[1], True, 1, "h:1", "", "hash", 0)
+    assert Accept() in state.handle(honest)
+    return word
+
+
+def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
+    """What one sidecar says of itself to another, hostile."""
+    right = peer_words.to_wire(
+        measurements.Capacity(Rank(1), 10.0, 2.0, measurements.CapacitySource.UNKNOWN, 3), JOB, 1
+    )
+    content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
+    try:
+        share = measuring_pb2.CapacityShare.FromString(content)
+        capacity = peer_words.from_wire(share, JOB, Rank(1))
+    except (ContractError, DecodeError):  # gRPC itself answers the second
+        return "refused"
+    assert 0 <= capacity.samples_per_s <= peer_words.MOST_SAMPLES_PER_S
+    assert 0 <= capacity.training_set_samples <= peer_words.MOST_TRAINING_SET_SAMPLES
+    return "taken"
+
+
+def attack_membership(chance: random.Random, folder: Path) -> str | None:
+    """One hostile membership from a coordinator."""
+    right = membership_update(MEMBERSHIP, elapsed_s=2.0, stop_reason="")
+    content = bending.until_other(
+        right.SerializeToString(), lambda: _bent_membership(chance, right)
+    )
+    try:
+        update = wire.MembershipUpdate.FromString(content)
+        membership = client._membership(JOB, update)
+    except (ContractError, DecodeError):  # gRPC itself answers the second
+        return "refused"
+    together = kept.merged(MEMBERSHIP, membership)
+    assert {w.rank for w in WORKERS} <= {member.identity.rank for member in together.members}
+    kept.keep_membership(folder, kept.Kept(together, 1.0))
+    again = kept.kept_membership(folder, JOB)
+    assert again is not None
+    assert again.membership == together
+    return "taken"
+
+
+def _bent_membership(chance: random.Random, right: wire.MembershipUpdate) -> bytes:
+    bent = wire.MembershipUpdate()
+    bent.CopyFrom(right)
+    if chance.random() < 0.6:
+        member = chance.choice(bent.members)
+        member.state = chance.choice(("Ready", "ready", "", "x" * 9000, "Lost"))
+        member.incarnation = chance.choice(bending.LARGE)
+        member.worker.rank = chance.choice(bending.NUMBERS)
+        return bent.SerializeToString()
+    return _bent_message(chance, right)
+
+
+@functools.cache
+def _authority() -> tuple[Authority, bytes]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = request.add_extension(x509.SubjectAlternativeName([x509.DNSName("a.b")]), False)
+    return Authority(SITE), request.sign(key, hashes.SHA256()).public_bytes(
+        serialization.Encoding.DER
+    )
+
+
+def attack_signing(chance: random.Random, folder: Path) -> str | None:
+    """One hostile certificate signing request: refused, unless it is signed by its own key."""
+    authority, right = _authority()
+    der = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+    pem = (b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der)
+           + b"-----END CERTIFICATE REQUEST-----\n")  # fmt: skip
+    if chance.random() < 0.2:
+        pem = bending.until_other(pem, lambda: bending.bytes_of(chance, pem))
+    try:
+        chain = authority.sign(pem, WORKERS[0], JOB)
+    except ContractError:
+        return "refused"
+    names = x509.load_pem_x509_certificate(chain).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.UniformResourceIdentifier) == [
+        WORKERS[0].spiffe_id(JOB)
+    ]
+    return "taken"
+
+
+def attack_kept(chance: random.Random, folder: Path) -> str | None:
+    """One damaged file of a worker's state folder: it counts as missing, or makes sense."""
+    if chance.random() < 0.2:
+        right = b"17\n"
+        wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+        (folder / kept.INCARNATION_FILE).write_bytes(wrong)
+        return "taken" if kept.next_incarnation(folder, wall_clock_s=5.0) > 5 else "refused"
+    kept.keep_membership(folder, kept.Kept(MEMBERSHIP, 12.5))
+    path = folder / kept.MEMBERSHIP_FILE
+    right = path.read_bytes()
+    path.write_bytes(bending.until_other(right, lambda: bent_json(chance, right)))
+    found = kept.kept_membership(folder, JOB)
+    if found is None:
+        return "refused"
+    kept.merged(found.membership, dataclasses.replace(MEMBERSHIP, version=9))
+    return "taken"

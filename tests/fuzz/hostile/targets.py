@@ -1,0 +1,53 @@
+"""Everything that reads what others write, and how much of the fuzzing each part gets.
+
+Shares follow from cost: a frame takes a tenth of a millisecond, a document two, a file of images
+twenty. Modules are imported when their turn comes: TensorFlow by `data_files` alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from hostile.attacking import Target
+
+
+def _attack(module: str, name: str) -> Callable[[random.Random, Path], str | None]:
+    def attack(chance: random.Random, folder: Path) -> str | None:
+        made: str | None = getattr(importlib.import_module(module), name)(chance, folder)
+        return made
+
+    return attack
+
+
+def _target(name: str, where: str, inputs_per_frame: float) -> Target:
+    module, _, function = where.partition(".")
+    return Target(name, _attack(f"hostile.{module}", function), inputs_per_frame)
+
+
+TARGETS = (
+    _target("frames", "frames.attack_inbox", 1.0),
+    _target("acknowledgements", "frames.attack_outbox", 0.1),
+    _target("state chunks", "frames.attack_assembly", 0.1),
+    _target("gradient payloads", "payloads.attack_gradient", 0.25),
+    _target("losses, meetings, states", "payloads.attack_words", 0.1),
+    _target("messages to the policies", "payloads.attack_policies", 0.05),
+    _target("local socket", "records.attack_socket", 0.1),
+    _target("progress records", "records.attack_record", 0.1),
+    _target("events.jsonl", "records.attack_events", 0.02),
+    _target("coordinator requests", "records.attack_coordinator", 0.1),
+    _target("memberships", "records.attack_membership", 0.02),
+    _target("words of sidecars", "records.attack_sidecar", 0.05),
+    _target("certificate signing requests", "records.attack_signing", 0.1),
+    _target("kept membership", "records.attack_kept", 0.02),
+    _target("manifests", "documents.attack_manifest", 0.03),
+    _target("assignments of --set", "documents.attack_set", 0.03),
+    _target("environment files", "documents.attack_environment", 0.03),
+    _target("checkpoints", "archives.attack_checkpoint", 0.03),
+    _target("snapshots of replicas", "archives.attack_replica", 0.02),
+    _target("npz files", "data_files.attack_npz", 0.02),
+    _target("image files", "data_files.attack_images", 0.002),
+    _target("TFRecord files", "data_files.attack_records", 0.001),
+)
