@@ -258,6 +258,29 @@ def test_budgets_follow_deliveries_with_the_reason() -> None:
     assert "rate of the link to 1 fell from 2 to 0.5 MB/s" in dropped.reason
 
 
+def budget_after_a_step(job: Job, *, wall_s: float) -> int:
+    """Of a link of 2 MB/s, in bytes, after a step whose gradient took 0.4 s; nobody was waited
+    for."""
+    director = Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 1000), 0.0)
+    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
+    directive = director.handle(StepTiming(1, 96, 0.4, wall_s, 0.4, waited_s=0.0), 1.0)
+    assert directive is not None
+    return directive.budget_bytes[Rank(1)]
+
+
+def test_who_is_slow_at_exchanging_is_not_given_more_to_send_for_it() -> None:
+    assert budget_after_a_step(job_of(2), wall_s=0.5) == 1_000_000
+    assert budget_after_a_step(job_of(2), wall_s=4.0) == 1_600_000
+
+
+def test_the_manifests_bandwidth_fraction_is_what_budgets_are_cut_to() -> None:
+    job = job_of(2)
+    network = replace(job.spec.network, bandwidth_fraction=0.25)
+    job = replace(job, spec=replace(job.spec, network=network))
+    assert budget_after_a_step(job, wall_s=0.4) == 200_000
+
+
 def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
     job = job_of(2)
     director = Director(job, Rank(0))
