@@ -19,9 +19,10 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
     GradientPart,
+    Selected,
     ValueCodec,
     decode_gradient,
-    encode_sparse,
+    encode_selected,
     encode_whole,
     kept_that_fit,
 )
@@ -68,14 +69,21 @@ def naive(
 ) -> list[int]:
     """Bytes of each link's payload, its threshold found by sorting all ratios for that link."""
     sizes = []
+    end_L = np.array([where.stop for where in layout.slices()], np.int64)
     for budget in budgets:
         ratio_D = np.abs(gradient_D)
-        for where in layout.slices():
-            ratio_D[where] /= ratio_D[where].max()
+        peak_L = np.array([ratio_D[where].max() for where in layout.slices()])
+        for where, peak in zip(layout.slices(), peak_L, strict=True):
+            ratio_D[where] /= peak
         kept = kept_that_fit(budget, layout.size, codec)
         threshold = np.sort(ratio_D)[layout.size - kept]
-        index_K = np.flatnonzero(ratio_D >= threshold)
-        sizes.append(len(encode_sparse(index_K, gradient_D[index_K], layout.size, codec)))
+        kept = int(np.count_nonzero(ratio_D >= threshold))
+        cut_L = [
+            np.abs(gradient_D[where])[ratio_D[where] >= threshold].min().view(np.uint32)
+            for where in layout.slices()
+        ]
+        selected = Selected(gradient_D, end_L, np.array(cut_L), kept, float(peak_L.max()))
+        sizes.append(len(encode_selected(selected, codec)))
     return sizes
 
 

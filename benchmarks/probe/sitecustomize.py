@@ -59,7 +59,7 @@ def _install() -> None:
     clocks.wrap(selection.Magnitudes, "measure", "select")
     clocks.wrap(selection.Magnitudes, "count", "select")
     clocks.wrap(selection.Magnitudes, "largest", "select")
-    clocks.wrap(sending, "encode_sparse", "encode")
+    clocks.wrap(sending, "encode_selected", "encode")
     clocks.wrap(sending, "encode_whole", "encode")
     clocks.wrap(machine, "decode_gradient", "decode")
     clocks.wrap(GradientPart, "add_to", "add")

@@ -1,6 +1,8 @@
 """Payloads come back as they went in, within the stated bound; damaged ones never pass as valid
 positions or as values that are no numbers, and never raise anything but ContractError.
 
+Every compiled loop gives the bits of its plain NumPy form (tests/support/naive_codecs.py).
+
 Left out: frames (exchange), which entries are worth sending (test_selection.py).
 """
 
@@ -9,20 +11,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import naive_codecs
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import (
+    Selected,
     ValueCodec,
     coded_bytes,
     decode_gradient,
-    encode_sparse,
+    encode_selected,
     encode_whole,
     kept_that_fit,
 )
-from dlion_worker.codecs.values import floats, halves, scale_exponent
+from dlion_worker.codecs.positions import Positions
+from dlion_worker.codecs.values import EXPONENT_LIMIT, check_halves, floats, halves, scale_exponent
+from naive_codecs import added, encode_sparse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,10 +64,109 @@ def bound(value_K: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.maximum(2.0**-11 * magnitude_K, least)
 
 
+def there_and_back(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.float32]:
+    half_K = np.empty(value_K.size, np.uint16)
+    halves(value_K, exponent, half_K)
+    check_halves(half_K, exponent)
+    return floats(half_K, exponent)
+
+
+@given(vectors(), st.integers(-EXPONENT_LIMIT, EXPONENT_LIMIT))
+def test_narrowing_and_widening_give_numpys_bits(
+    value_K: NDArray[np.float32], exponent: int
+) -> None:
+    own = scale_exponent(float(np.abs(value_K).max()))
+    assert own == naive_codecs.exponent_of(value_K)
+    half_K = np.empty(value_K.size, np.uint16)
+    halves(value_K, own, half_K)
+    np.testing.assert_array_equal(half_K, naive_codecs.halves(value_K, own))
+    widened_K = floats(half_K, exponent)
+    naive_K = naive_codecs.floats(half_K, exponent)
+    np.testing.assert_array_equal(widened_K.view(np.uint32), naive_K.view(np.uint32))
+
+
+@st.composite
+def cut_vectors(draw: st.DrawFn) -> Selected:
+    """A vector of several variables and a cut for each, from all of it to a single entry."""
+    sizes = draw(
+        st.lists(st.sampled_from([1, 7, 63, 255, 1024, 3000, 70_000]), min_size=1, max_size=5)
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    value_D = (rng.standard_normal(sum(sizes)) * 10.0 ** rng.integers(-30, 30)).astype(np.float32)
+    value_D[rng.random(value_D.size) < 0.1] = -0.0
+    end_L = np.cumsum(sizes)
+    cut_L = np.empty(len(sizes), np.uint32)
+    for variable, part in enumerate(np.split(np.abs(value_D), end_L[:-1])):
+        share = draw(st.sampled_from([0.0, 0.03, 0.3, 0.6, 0.9, 0.97, 0.999, 1.0]))
+        cut_L[variable] = np.quantile(part, share, method="nearest").view(np.uint32)
+        cut_L[variable] += draw(st.booleans())
+    magnitude_D = np.abs(value_D)
+    kept_D = magnitude_D.view(np.uint32) >= np.repeat(cut_L, sizes)
+    assume(kept_D.any())
+    peak = float(magnitude_D[kept_D].max())
+    return Selected(value_D, end_L, cut_L, int(np.count_nonzero(kept_D)), peak)
+
+
+@given(cut_vectors(), codecs)
+def test_a_selection_is_written_as_its_positions_and_values_are(
+    selected: Selected, codec: ValueCodec
+) -> None:
+    magnitude_D = np.abs(selected.value_D)
+    cut_D = np.repeat(selected.cut_L, np.diff(selected.end_L, prepend=0))
+    index_K = np.flatnonzero(magnitude_D.view(np.uint32) >= cut_D)
+    value_K, size = selected.value_D[index_K], selected.value_D.size
+    np.testing.assert_array_equal(selected.index_K(), index_K)
+    payload = encode_selected(selected, codec)
+    assert bytes(payload) == encode_sparse(index_K, value_K, size, codec)
+
+
+@pytest.mark.parametrize("scheme", [Positions.BITMAP, Positions.BLOCK, Positions.GAP])
+@pytest.mark.parametrize("wrong", [-1, 1])
+def test_a_vector_that_changed_since_it_was_selected_from_is_refused(
+    scheme: Positions, wrong: int
+) -> None:
+    value_D = np.arange(1, 5001, dtype=np.float32)
+    cut_L = np.array([np.float32(4000).view(np.uint32)])
+    selected = Selected(value_D, np.array([5000]), cut_L, 1001 + wrong, 5000.0)
+    with pytest.raises(ValueError, match="the vector has changed"):
+        selected.gathered(scheme)
+
+
+@given(selections(), codecs, st.integers(0, 2**32), st.booleans())
+def test_adding_gives_numpys_bits(
+    selection: tuple[NDArray[np.intp], int], codec: ValueCodec, seed: int, whole: bool
+) -> None:
+    index_K, size = selection
+    rng = np.random.default_rng(seed)
+    value_D, target_D = rng.standard_normal((2, size)).astype(np.float32)
+    target_D[rng.random(size) < 0.3] = -0.0
+    weight = np.float32(rng.random())
+    if whole:
+        payload = bytes(encode_whole(value_D, codec))
+    else:
+        payload = encode_sparse(index_K, value_D[index_K], size, codec)
+    for shift in (0, 1):  # as a message's bytes lie: aligned, or not
+        part = decode_gradient(memoryview(bytes(shift) + payload)[shift:], size)
+        sum_D = target_D.copy()
+        part.add_to(sum_D, weight)
+        naive_D = added(target_D, part.index_K, part.value_K, weight)
+        np.testing.assert_array_equal(sum_D.view(np.uint32), naive_D.view(np.uint32))
+        zeros_D = added(np.zeros(size, np.float32), part.index_K, part.value_K, weight)
+        np.testing.assert_array_equal(
+            part.weighted(weight).view(np.uint32), zeros_D.view(np.uint32)
+        )
+
+
+def test_a_part_is_added_only_to_a_vector_of_its_size() -> None:
+    part = decode_gradient(encode_sparse(np.array([9]), np.ones(1), 10, ValueCodec.FLOAT32), 10)
+    with pytest.raises(ValueError, match="gradient of 10 entries added to 9"):
+        part.add_to(np.zeros(9, np.float32), np.float32(1))
+
+
 @given(vectors())
 def test_float16_stays_within_its_bound_and_never_overflows(value_K: NDArray[np.float32]) -> None:
-    exponent = scale_exponent(value_K)
-    back_K = floats(halves(value_K, exponent), exponent)
+    exponent = scale_exponent(float(np.abs(value_K).max()))
+    back_K = there_and_back(value_K, exponent)
     assert np.isfinite(back_K).all()
     assert (np.abs(back_K.astype(np.float64) - value_K) <= bound(value_K)).all()
 
@@ -69,7 +175,7 @@ def test_float16_stays_within_its_bound_and_never_overflows(value_K: NDArray[np.
 def test_float16_rounds_as_numpy_does_but_for_ties(seed: int, exponent: int) -> None:
     value_K = np.random.default_rng(seed).standard_normal(200).astype(np.float32)
     scaled_K = value_K * np.float32(2.0**exponent)
-    ours_K = floats(halves(scaled_K, exponent), exponent)
+    ours_K = there_and_back(scaled_K, exponent)
     theirs_K = value_K.astype(np.float16).astype(np.float32) * np.float32(2.0**exponent)
     ties_K = (value_K.view(np.uint32) & 0x1FFF) == 0x1000
     small_K = np.abs(value_K) < 2.0**-14

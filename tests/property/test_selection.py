@@ -97,11 +97,11 @@ def test_the_threshold_is_the_lowest_that_fits(
     magnitudes = Magnitudes(layout)
     magnitudes.measure(gradient_D)
     ratio_D = naive_ratios(gradient_D, layout)
-    wider = None
     for count in sorted(data.draw(st.sets(st.integers(1, layout.size - 1), max_size=4)))[::-1]:
-        wider = magnitudes.largest(count, wider)
+        selected = magnitudes.largest(count)
         expected_K = np.flatnonzero(ratio_D >= naive_threshold(ratio_D, count))
-        np.testing.assert_array_equal(wider, expected_K)
+        np.testing.assert_array_equal(selected.index_K(), expected_K)
+        assert selected.kept == expected_K.size
 
 
 @given(

@@ -6,8 +6,9 @@ recalled says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, setting
 
@@ -89,10 +90,16 @@ class Batching:
 class Exchange:
     """What travels between workers, and how it counts at the receiver."""
 
-    policy: Literal["full", "dlion", "dlion-published", "none"] = setting(
-        "whole gradients; the most important entries that each link carries (dlion, and in its"
-        " published form as recalled); or nothing at all.",
+    policy: str = setting(
+        "by name (docs/policies.md): dlion, dlion-published, full, none, a published system's, or"
+        " one of an installed package.",
         default="dlion",
+        pattern="[a-z]([-a-z0-9]*[a-z0-9])?",
+        pattern_words="lower-case letters, digits and hyphens",
+        max_length=63,
+    )
+    parameters: Mapping[str, Any] = setting(
+        "what that policy takes, each with a default (docs/policies.md).", default={}
     )
     codec: Literal["float32", "float16"] = setting("form of values on the wire.", default="float16")
     weighting: Literal["sample_mean", "dlion_ratio"] = setting(

@@ -25,7 +25,6 @@ from dlion_worker.codecs import (
     decode_loss,
     decode_weights,
     encode_loss,
-    encode_sparse,
     encode_whole,
 )
 from dlion_worker.exchange import LinkDown, LinkUp
@@ -46,6 +45,7 @@ from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
 from hostile import bending
+from naive_codecs import encode_sparse
 
 SIZES = (1, 3, 300, 2000)
 PEER = Rank(1)

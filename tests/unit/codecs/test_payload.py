@@ -18,11 +18,11 @@ from dlion_worker.codecs import (
     decode_loss,
     decode_weights,
     encode_loss,
-    encode_sparse,
     encode_weights,
     encode_whole,
 )
 from dlion_worker.codecs.positions import Positions
+from naive_codecs import encode_sparse
 
 SIZE = 100_000
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, encode_loss, encode_sparse, encode_whole
+from dlion_worker.codecs import ValueCodec, encode_loss, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
     Descend,
@@ -27,6 +27,7 @@ from dlion_worker.policies.interface import (
     Refuse,
     Send,
 )
+from naive_codecs import encode_sparse
 from policy_cluster import Cluster, spec
 
 LAYOUT = Layout(("w",), (4,))

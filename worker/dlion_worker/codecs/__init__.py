@@ -2,7 +2,8 @@
 
 What goes in: the form of coded gradients, weights and losses, their exact sizes, and the bounds of
 what coding loses. What stays out: which entries are worth sending (`policies`), frames and
-checksums (`exchange`). Pure functions over NumPy arrays; no I/O, no clock, no thread.
+checksums (`exchange`). Pure functions over NumPy arrays; no I/O, no clock, no thread. To import
+this package compiles its inner loops, or loads what was compiled before (`compiling`).
 """
 
 from dlion_worker.codecs.payload import (
@@ -13,23 +14,25 @@ from dlion_worker.codecs.payload import (
     decode_loss,
     decode_weights,
     encode_loss,
-    encode_sparse,
+    encode_selected,
     encode_weights,
     encode_whole,
     kept_that_fit,
 )
+from dlion_worker.codecs.selected import Selected
 from dlion_worker.codecs.values import ValueCodec, require_finite
 
 __all__ = [
     "HEADER_BYTES",
     "GradientPart",
+    "Selected",
     "ValueCodec",
     "coded_bytes",
     "decode_gradient",
     "decode_loss",
     "decode_weights",
     "encode_loss",
-    "encode_sparse",
+    "encode_selected",
     "encode_weights",
     "encode_whole",
     "kept_that_fit",

@@ -12,29 +12,33 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
+from dlion_worker.codecs import kernels
 from dlion_worker.codecs.positions import (
     BLOCK,
     SKIP,
-    Index,
+    CodedPositions,
     Positions,
-    decode_positions,
-    encode_positions,
+    check_positions,
     positions_bytes,
 )
 from dlion_worker.codecs.values import (
     ValueCodec,
-    checked_floats,
+    check_floats,
+    check_halves,
     floats,
     halves,
-    require_finite,
+    peak_of,
     scale_exponent,
 )
+
+if TYPE_CHECKING:
+    from dlion_worker.codecs.selected import Selected
 
 Payload = bytes | memoryview
 
@@ -46,24 +50,59 @@ _VERSION: Final = 1
 _CODEC_NUMBER: Final = {ValueCodec.FLOAT32: 1, ValueCodec.FLOAT16: 2}
 _NUMBER_CODEC: Final = {number: codec for codec, number in _CODEC_NUMBER.items()}
 _LOSS: Final = struct.Struct("<d")
-_CHUNK: Final = 1 << 15  # entries added at a time: intermediate values stay in the cache
 
 
 @dataclass(frozen=True)
 class GradientPart:
-    """What one message brings of a gradient: all of it (`index_K` is None), or some entries."""
+    """What one message brings of a gradient: all of it (`where` is None), or some entries.
 
-    value_K: NDArray[np.float32]
-    index_K: Index | None = None
+    As coded, checked by `decode_gradient`: it takes the message's bytes, which are not to change,
+    and nothing else until it is added. An array of float32 alone is a whole gradient.
+    """
+
+    coded_K: NDArray[np.float32] | NDArray[np.uint16]
+    exponent: int = 0
+    where: CodedPositions | None = None
+
+    @property
+    def value_K(self) -> NDArray[np.float32]:  # noqa: N802 - an array of K
+        """Its values, in order; made anew each time where they are coded as float16."""
+        if self.coded_K.dtype == np.float32:
+            return self.coded_K.view(np.float32)
+        return floats(self.coded_K.view(np.uint16), self.exponent)
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.coded_K.size if self.where is None else self.where.size
+
+    @property
+    def index_K(self) -> NDArray[np.intp] | None:  # noqa: N802 - an array of K
+        """Positions of the values, rising; None: of all entries."""
+        if self.where is None:
+            return None
+        mark_D = np.zeros(self.size, np.float32)
+        self.where.add(np.ones(self.coded_K.size, np.float32), np.float32(1), mark_D)
+        return np.flatnonzero(mark_D)
+
+    def weighted(self, weight: np.float32) -> NDArray[np.float32]:
+        """weight * part as a new vector, in float32; the same as added to zeros."""
+        if self.where is None:
+            target_D = np.empty(self.size, np.float32)
+            kernels.weigh_whole(self.value_K, weight, target_D)
+        else:
+            target_D = np.zeros(self.size, np.float32)
+            self.add_to(target_D, weight)
+        return target_D
 
     def add_to(self, target_D: NDArray[np.float32], weight: np.float32) -> None:
         """target += weight * part, in float32."""
-        if self.index_K is None:
-            for start in range(0, target_D.size, _CHUNK):
-                chunk = slice(start, start + _CHUNK)
-                target_D[chunk] += self.value_K[chunk] * weight
+        if target_D.size != self.size:
+            raise ValueError(f"gradient of {self.size} entries added to {target_D.size}")
+        if self.where is None:
+            kernels.add_whole(self.value_K, weight, target_D)
         else:
-            np.add.at(target_D, self.index_K, self.value_K * weight)
+            self.where.add(self.value_K, weight, target_D)
 
 
 def coded_bytes(kept: int, size: int, codec: ValueCodec) -> int:
@@ -108,43 +147,40 @@ def encode_whole(value_D: NDArray[np.float32], codec: ValueCodec) -> Payload:
     Raises:
         ValueError: an entry is not finite.
     """
-    return _assemble(value_D, Positions.ALL, np.empty(0, np.uint8), value_D.size, codec)
+    peak = peak_of(value_D, "values to send")
+    return _assemble(value_D, peak, Positions.ALL, np.empty(0, np.uint8), value_D.size, codec)
 
 
-def encode_sparse(
-    index_K: Index, value_K: NDArray[np.float32], size: int, codec: ValueCodec
-) -> Payload:
+def encode_selected(selected: Selected, codec: ValueCodec) -> Payload:
     """Some entries (at least one), by whichever positions take the fewest bytes.
 
-    At most `coded_bytes(K, size, codec)` long.
-
-    Raises:
-        ValueError: an entry is not finite.
+    At most `coded_bytes(K, D, codec)` long. They are finite, since the peak is.
     """
-    kept = index_K.size
+    kept, size = selected.kept, selected.value_D.size
     if coded_bytes(kept, size, codec) == HEADER_BYTES + size * codec.bytes_each:
-        whole_D = np.zeros(size, np.float32)
-        whole_D[index_K] = value_K
+        whole_D, index_K = np.zeros(size, np.float32), selected.index_K()
+        whole_D[index_K] = selected.value_D[index_K]
         return encode_whole(whole_D, codec)
     scheme = cheapest_positions(kept, size)
-    return _assemble(value_K, scheme, encode_positions(scheme, index_K, size), size, codec)
+    value_K, positions = selected.gathered(scheme)
+    return _assemble(value_K, selected.peak, scheme, positions, size, codec)
 
 
 def _assemble(
     value_K: NDArray[np.float32],
+    peak: float,
     scheme: Positions,
     positions: NDArray[np.uint8],
     size: int,
     codec: ValueCodec,
 ) -> Payload:
-    require_finite(value_K, "values to send")
     values_end = HEADER_BYTES + value_K.size * codec.bytes_each
     payload = bytearray(values_end + positions.size)
     coded = np.frombuffer(payload, np.uint8)
     exponent = 0
     if codec is ValueCodec.FLOAT16:
-        exponent = scale_exponent(value_K)
-        coded[HEADER_BYTES:values_end] = halves(value_K, exponent).view(np.uint8)
+        exponent = scale_exponent(peak)
+        halves(value_K, exponent, coded[HEADER_BYTES:values_end].view(np.uint16))
     else:
         coded[HEADER_BYTES:values_end].view(np.float32)[:] = value_K
     coded[values_end:] = positions
@@ -157,7 +193,7 @@ def decode_gradient(payload: Payload, size: int) -> GradientPart:
     """What a gradient message brings, for a model of `size` entries.
 
     Raises:
-        ContractError: anything that `encode_whole` or `encode_sparse` would not have written for
+        ContractError: anything that `encode_whole` or `encode_selected` would not have written for
             this model. The message is to be refused; a retry gives the same.
     """
     if len(payload) < HEADER_BYTES:
@@ -169,14 +205,17 @@ def decode_gradient(payload: Payload, size: int) -> GradientPart:
         msg = f"payload of {len(payload)} bytes; its {kept} values alone end at {values_end}"
         raise ContractError(msg)
     coded = np.frombuffer(payload, np.uint8)
-    if scheme is Positions.ALL:
-        index_K = None
-    else:
-        index_K = decode_positions(scheme, coded[values_end:], kept, size)
+    where = None
+    if scheme is not Positions.ALL:
+        where = check_positions(scheme, coded[values_end:], kept, size)
     values = coded[HEADER_BYTES:values_end]
     if codec is ValueCodec.FLOAT16:
-        return GradientPart(floats(values.view(np.uint16), exponent), index_K)
-    return GradientPart(checked_floats(values.view(np.float32)), index_K)
+        half_K = values.view(np.uint16)
+        check_halves(half_K, exponent)
+        return GradientPart(half_K, exponent, where)
+    value_K = values.view(np.float32)
+    check_floats(value_K)
+    return GradientPart(value_K, 0, where)
 
 
 def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, int, int]:
@@ -211,7 +250,7 @@ def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
         ContractError: wrong in any way, or not all of them.
     """
     part = decode_gradient(payload, size)
-    if part.index_K is not None:
+    if part.where is not None:
         raise ContractError("weights payload with some entries; allowed: all of them")
     return part.value_K
 

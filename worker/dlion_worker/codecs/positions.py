@@ -9,15 +9,14 @@ Legend: D entries of the flat vector, K kept.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-
-Index = NDArray[np.intp]
-"""Positions in the flat vector, strictly rising, shape [K]."""
+from dlion_worker.codecs import kernels
 
 BLOCK = 255
 """Entries in a block, so that both a place in it and its count fit one byte."""
@@ -52,84 +51,79 @@ def positions_bytes(scheme: Positions, kept: int, size: int) -> int:
             return 2 * (kept + size // SKIP)
 
 
-def encode_positions(scheme: Positions, index_K: Index, size: int) -> NDArray[np.uint8]:
-    """Bytes of the positions, by a scheme other than `ALL`."""
-    if scheme is Positions.BITMAP:
-        bit_D = np.zeros(size, np.bool_)
-        bit_D[index_K] = True
-        return np.packbits(bit_D, bitorder="little")
-    if scheme is Positions.BLOCK:
-        narrow_K = index_K.astype(np.uint32)
-        block_K = narrow_K // np.uint32(BLOCK)
-        count = np.bincount(block_K, minlength=-(-size // BLOCK)).astype(np.uint8)
-        place_K = (narrow_K - block_K * np.uint32(BLOCK)).astype(np.uint8)
-        return np.concatenate([count, place_K])
-    return _encode_gaps(index_K).view(np.uint8)
+@dataclass(frozen=True)
+class CodedPositions:
+    """Positions as they came, checked; they are looked up where values are added."""
+
+    scheme: Positions
+    coded: NDArray[np.uint8]
+    size: int
+
+    def add(
+        self, value_K: NDArray[np.float32], weight: np.float32, target_D: NDArray[np.float32]
+    ) -> None:
+        """target += weight * value at the positions, in float32; `target_D` has `size` entries."""
+        if self.scheme is Positions.BITMAP:
+            word = np.zeros(-(-self.coded.size // 8), np.uint64)
+            word.view(np.uint8)[: self.coded.size] = self.coded
+            kernels.add_bitmap(word, value_K, weight, target_D)
+        elif self.scheme is Positions.BLOCK:
+            count, place_K = _of_blocks(self.coded, self.size)
+            kernels.add_blocks(count, place_K, value_K, weight, target_D)
+        else:
+            kernels.add_gaps(self.coded.view(np.uint16), value_K, weight, target_D)
 
 
-def _encode_gaps(index_K: Index) -> NDArray[np.uint16]:
-    left_out_K = np.diff(index_K, prepend=-1) - 1
-    skips_K, rest_K = np.divmod(left_out_K, SKIP)
-    if not skips_K.any():
-        return rest_K.astype(np.uint16)
-    place_K = np.arange(index_K.size) + np.cumsum(skips_K)
-    coded = np.full(int(place_K[-1]) + 1, SKIP, np.uint16)
-    coded[place_K] = rest_K
-    return coded
-
-
-def decode_positions(scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int) -> Index:
-    """Positions from bytes, by a scheme other than `ALL`.
+def check_positions(
+    scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int
+) -> CodedPositions:
+    """Positions by a scheme other than `ALL`, from bytes that are not trusted.
 
     Raises:
         ContractError: wrong length, wrong number, not strictly rising, or not below `size`.
     """
     if scheme is Positions.BITMAP:
-        return _decode_bitmap(coded, kept, size)
-    if scheme is Positions.BLOCK:
-        return _decode_blocks(coded, kept, size)
-    return _decode_gaps(coded, kept, size)
+        _check_bitmap(coded, kept, size)
+    elif scheme is Positions.BLOCK:
+        _check_blocks(coded, kept, size)
+    else:
+        _check_gaps(coded, kept, size)
+    return CodedPositions(scheme, coded, size)
 
 
-def _decode_bitmap(coded: NDArray[np.uint8], kept: int, size: int) -> Index:
+def _check_bitmap(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     _require_length(coded, positions_bytes(Positions.BITMAP, kept, size))
-    bit_D = np.unpackbits(coded, bitorder="little")
-    if bit_D[size:].any():
+    if size % 8 and int(coded[-1]) >> (size % 8):
         raise ContractError(f"bitmap: bits set beyond the {size} entries of the model")
-    index_K = np.flatnonzero(bit_D.view(np.bool_))
-    _require_count(index_K.size, kept)
-    return index_K
+    _require_count(int(np.bitwise_count(coded).sum(dtype=np.int64)), kept)
 
 
-def _decode_blocks(coded: NDArray[np.uint8], kept: int, size: int) -> Index:
+def _check_blocks(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     _require_length(coded, positions_bytes(Positions.BLOCK, kept, size))
-    count, place_K = np.split(coded, [-(-size // BLOCK)])
+    count, place_K = _of_blocks(coded, size)
     _require_count(int(count.sum(dtype=np.int64)), kept)
-    if int(place_K.max()) >= BLOCK:
-        raise ContractError(f"block positions: place {BLOCK} in a block of {BLOCK}")
-    index_K = np.repeat(np.arange(count.size, dtype=np.intp) * BLOCK, count)
-    index_K += place_K
-    if int(index_K[-1]) >= size or not (index_K[1:] > index_K[:-1]).all():
-        raise ContractError(f"block positions: not strictly rising below {size}")
-    return index_K
+    if not kernels.blocks_rise(count, place_K, size):
+        msg = f"block positions: not strictly rising, each below {BLOCK}, all below {size}"
+        raise ContractError(msg)
 
 
-def _decode_gaps(coded: NDArray[np.uint8], kept: int, size: int) -> Index:
+def _check_gaps(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     most = positions_bytes(Positions.GAP, kept, size)
     if coded.size % 2 or not 2 * kept <= coded.size <= most:
         msg = f"gap positions: {coded.size} bytes; allowed: an even number, {2 * kept} to {most}"
         raise ContractError(msg)
-    gap = np.frombuffer(coded.tobytes(), np.uint16)
-    is_kept = gap != SKIP
-    _require_count(int(np.count_nonzero(is_kept)), kept)
-    if not is_kept[-1]:
+    gap = coded.view(np.uint16)
+    _require_count(int(np.count_nonzero(gap != SKIP)), kept)
+    if gap[-1] == SKIP:
         raise ContractError("gap positions: they end with a skip; allowed: a kept entry")
-    end = np.cumsum(gap, dtype=np.intp) + np.cumsum(is_kept, dtype=np.intp) - 1
-    index_K: Index = end[is_kept]
-    if int(index_K[-1]) >= size:
-        msg = f"gap positions: last one {int(index_K[-1])}; allowed: below {size}"
-        raise ContractError(msg)
-    return index_K
+    if (last := int(kernels.last_of_gaps(gap))) >= size:
+        raise ContractError(f"gap positions: last one {last}; allowed: below {size}")
+
+
+def _of_blocks(coded: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Counts by block, and places."""
+    block_count = -(-size // BLOCK)
+    return coded[:block_count], coded[block_count:]
 
 
 def _require_length(coded: NDArray[np.uint8], expected: int) -> None:

@@ -2,7 +2,7 @@
 
 Called by `payload`. Owns rounding and its bound, and the check that what arrives is a number.
 NumPy's own float16 casts run entry by entry on processors without AVX-512 (10 ms a million where
-subnormals occur, 3 ms at best), so both directions are done here on the bit patterns (about 1 ms).
+subnormals occur, 3 ms at best), so both directions are done on the bit patterns (`kernels`).
 
 Legend: K values.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_worker.codecs import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,6 @@ EXPONENT_LIMIT = 113
 
 _HALF_BIAS = 112  # float32's exponent bias less float16's: 127 - 15
 _HALF_INFINITY = 0x7C00
-_CHUNK = 1 << 15  # entries coded at a time: intermediate values stay in the cache
 _LARGEST_BELOW_TOP = np.float32(32752)  # the largest float16 below 2^15
 
 
@@ -61,20 +61,31 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
         raise ValueError(msg)
 
 
-def scale_exponent(value_K: NDArray[np.float32]) -> int:
+def peak_of(value_K: NDArray[np.float32], what: str) -> float:
+    """The largest magnitude of values that are all finite; called before anything is sent.
+
+    Raises:
+        ValueError: an entry is NaN or infinite. A retry gives the same.
+    """
+    peak = float(np.uint32(kernels.peak_bits(value_K.view(np.uint32))).view(np.float32))
+    if not math.isfinite(peak):
+        require_finite(value_K, what)
+    return peak
+
+
+def scale_exponent(peak: float) -> int:
     """Power of two that brings the largest magnitude into [2^14, 2^15), far from overflow.
 
-    >>> scale_exponent(np.array([1.0, -3.0], np.float32))
+    >>> scale_exponent(3.0)
     -13
     """
-    peak = max(float(value_K.max()), -float(value_K.min()))
     if peak == 0.0:
         return 0
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, math.frexp(peak)[1] - 15))
 
 
-def halves(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.uint16]:
-    """float16 bit patterns of value / 2^exponent, to the nearest, ties away from zero.
+def halves(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.uint16]) -> None:
+    """Writes float16 bit patterns of value / 2^exponent, to the nearest, ties away from zero.
 
     A float16 times 2^-112 is a float32 whose exponent needs five bits, subnormals included, so
     rounding is an addition and narrowing is a shift.
@@ -82,55 +93,41 @@ def halves(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.uint16]:
     With `exponent` from `scale_exponent`, what comes back from `floats` differs by at most
     max(2^-11 |v|, 2^-38 max|v|, 2^-137). Source: ours.
     """
-    half_K = np.empty(value_K.size, np.uint16)
-    for start in range(0, value_K.size, _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        scaled = value_K[chunk] * np.float32(math.ldexp(1.0, -exponent))
-        if exponent == EXPONENT_LIMIT:  # rounding up to 2^15 would overflow float32 on the way back
-            np.clip(scaled, -_LARGEST_BELOW_TOP, _LARGEST_BELOW_TOP, out=scaled)
-        scaled *= np.float32(math.ldexp(1.0, -_HALF_BIAS))
-        bits = scaled.view(np.uint32)
-        bits += np.uint32(0x1000)
-        sign = np.right_shift(bits, 16, dtype=np.uint32) & np.uint32(0x8000)
-        bits >>= 13
-        bits &= np.uint32(0x7FFF)
-        np.bitwise_or(bits, sign, out=half_K[chunk], casting="unsafe")
-    return half_K
+    # Rounding up to 2^15 would overflow float32 on the way back.
+    limit = _LARGEST_BELOW_TOP if exponent == EXPONENT_LIMIT else np.float32(np.inf)
+    scale, bias = np.float32(math.ldexp(1.0, -exponent)), np.float32(math.ldexp(1.0, -_HALF_BIAS))
+    kernels.narrow(value_K, scale, limit, bias, half_K)
 
 
-def floats(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:
-    """float32 values of float16 bit patterns times 2^exponent, exactly.
+def check_halves(half_K: NDArray[np.uint16], exponent: int) -> None:
+    """Passes float16 bit patterns that `floats` gives finite values of.
 
     Raises:
-        ContractError: a pattern is NaN or infinite, or the exponent is out of bounds.
+        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both
+            together exceed a float32.
     """
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
         msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
         raise ContractError(msg)
     if int((half_K & np.uint16(0x7FFF)).max()) >= _HALF_INFINITY:
         raise ContractError("coded values: NaN or infinite float16; allowed: finite numbers")
-    bits_K = half_K.view(np.int16).astype(np.int32)  # the sign spreads over bits 15 to 31
-    bits_K <<= 13
-    bits_K &= np.int32(-0x70000001)  # bits 28 to 30 are float32's exponent: not ours
-    value_K = bits_K.view(np.float32)
-    value_K *= np.float32(math.ldexp(1.0, _HALF_BIAS))
-    with np.errstate(over="ignore"):
-        value_K *= np.float32(math.ldexp(1.0, exponent))
     if exponent + 16 > 128 - 1:
-        _refuse_infinite(value_K)
+        check_floats(floats(half_K, exponent))
+
+
+def floats(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:
+    """float32 values of float16 bit patterns times 2^exponent, exactly."""
+    value_K = np.empty(half_K.size, np.float32)
+    bias, scale = np.float32(math.ldexp(1.0, _HALF_BIAS)), np.float32(math.ldexp(1.0, exponent))
+    kernels.widen(half_K, bias, scale, value_K)
     return value_K
 
 
-def checked_floats(value_K: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The same values, all finite.
+def check_floats(value_K: NDArray[np.float32]) -> None:
+    """Passes finite values.
 
     Raises:
         ContractError: one is NaN or infinite.
     """
-    _refuse_infinite(value_K)
-    return value_K
-
-
-def _refuse_infinite(value_K: NDArray[np.float32]) -> None:
     if not np.isfinite(value_K).all():
         raise ContractError("coded values: NaN or infinite float32; allowed: finite numbers")

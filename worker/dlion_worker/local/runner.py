@@ -36,6 +36,7 @@ from dlion_worker.kept_credentials import forget_credentials
 from dlion_worker.local.companions import Companion, Companions
 from dlion_worker.local.evaluating import NAME, SharedEvaluator
 from dlion_worker.local.imposed import ImposedEnvironment
+from dlion_worker.local.kernels import compile_kernels
 from dlion_worker.local.last_words import last_words
 from dlion_worker.local.measuring import Comparison
 from dlion_worker.local.processes import ProcessGroup
@@ -155,6 +156,7 @@ class LocalRunner:
 
     def run(self) -> RunOutcome:
         """Runs to the end. On `KeyboardInterrupt` all is ended in order, then it is raised."""
+        compile_kernels()
         work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
         self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, self._coordinator.take)
         group = ProcessGroup(self._results_dir)

@@ -14,18 +14,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.building import build
+    from dlion_worker.policies.building import build, build_for
 
-__all__ = ["build"]
+__all__ = ["build", "build_for"]
 
 
 def __getattr__(name: str) -> object:
-    """`build`, imported when it is first asked for.
+    """`build` and `build_for`, imported when they are first asked for.
 
     The sidecar needs `batching` alone, and NumPy would cost it a sixth of its 80 MB.
     """
-    if name == "build":
-        from dlion_worker.policies.building import build
+    if name in __all__:
+        from dlion_worker.policies import building
 
-        return build
+        return getattr(building, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,51 +1,108 @@
-"""Reads a manifest's policy sections and puts one worker's machine together.
+"""From a manifest's policy sections to one worker's machine.
 
-Called once by the trainer, and by the simulator for each of its workers.
+Called once by the trainer, and by the simulator for each of its workers. Which class it becomes
+is the catalogue's; `gradient_machine` puts together what most policies have in common.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from dlion_worker.codecs import ValueCodec
+from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
+from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
 from dlion_worker.policies.machine import WorkerMachine
-from dlion_worker.policies.sending import Alone, MaxN, Sending, WholeGradient
 from dlion_worker.policies.synchronization import Synchronizer, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from dlion_api.names import Rank
-    from dlion_api.spec import Exchange, Spec
-    from dlion_worker.policies.interface import Layout, Machine
+    from dlion_api.spec import Job, Spec
+    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.sending import Sending
 
 
-def build(job_spec: Spec, rank: Rank, layout: Layout, ranks: Collection[Rank]) -> Machine:
-    """The machine of worker `rank`. `ranks`: every worker that may ever take part.
+class ReplicaModel(ReplicaView, Protocol):
+    """Weights with their layout."""
 
-    Policy `none` waits for nobody and takes over no weights, whatever the other sections say:
-    nothing is exchanged.
-    """
-    exchange, knowledge = job_spec.exchange, job_spec.knowledge_transfer
-    alone = exchange.policy == "none"
-    synchronization = job_spec.synchronization
-    sizes = job_spec.batching.global_batch_size
-    return WorkerMachine(
-        rank=rank,
-        ranks=ranks,
-        size=layout.size,
-        most_samples=max(sizes.initial, sizes.max),
-        sending=_sending(exchange, layout),
-        weighting=Weighting(exchange.weighting),
-        synchronizer=Synchronizer(
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a policy is told of the worker that it is made for."""
+
+    spec: Spec
+    rank: Rank
+    ranks: tuple[Rank, ...]
+    """Every worker that may ever take part, this one included."""
+    layout: Layout
+    sites: Mapping[Rank, str] = field(default_factory=dict)
+    """Which site each worker is of."""
+    replica: ReplicaView | None = None
+    """The weights, for policies that read them."""
+
+    @property
+    def most_samples(self) -> int:
+        """The largest local batch that a peer may claim."""
+        sizes = self.spec.batching.global_batch_size
+        return max(sizes.initial, sizes.max)
+
+    def synchronizer(self, mode: str | None = None) -> Synchronizer:
+        """Who is waited for, by the manifest's `synchronization` or in that mode."""
+        synchronization = self.spec.synchronization
+        return Synchronizer(
             rule(
-                "asynchronous" if alone else synchronization.mode,
+                mode or synchronization.mode,
                 max_staleness=synchronization.max_staleness,
                 backup_workers=synchronization.backup_workers,
             )
-        ),
+        )
+
+
+def build(
+    job_spec: Spec,
+    rank: Rank,
+    layout: Layout,
+    ranks: Collection[Rank],
+    *,
+    sites: Mapping[Rank, str] | None = None,
+    replica: ReplicaView | None = None,
+) -> Machine:
+    """The machine of worker `rank`. `ranks`: every worker that may ever take part.
+
+    Raises: SpecError for a policy that is not known here, or parameters that it does not take.
+    """
+    context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica)
+    machine: Machine = find(job_spec.exchange.policy).builder()(context, parameters_of(job_spec))
+    return machine
+
+
+def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Machine:
+    """The machine of a job's worker, over that replica."""
+    sites = {worker.rank: worker.site for worker in job.workers()}
+    return build(job.spec, rank, replica.layout, sites, sites=sites, replica=replica)
+
+
+def gradient_machine(context: Context, sending: Sending) -> WorkerMachine:
+    """A machine that exchanges gradients, chosen and coded by `sending`.
+
+    Where nothing is combined it waits for nobody and takes over no weights, whatever the other
+    sections say.
+    """
+    knowledge = context.spec.knowledge_transfer
+    alone = not sending.combines
+    return WorkerMachine(
+        rank=context.rank,
+        ranks=context.ranks,
+        size=context.layout.size,
+        most_samples=context.most_samples,
+        sending=sending,
+        weighting=Weighting(context.spec.exchange.weighting),
+        synchronizer=context.synchronizer("asynchronous" if alone else None),
         transfer=KnowledgeTransfer(
             TransferRule(
                 policy="none" if alone else knowledge.policy,
@@ -53,20 +110,7 @@ def build(job_spec: Spec, rank: Rank, layout: Layout, ranks: Collection[Rank]) -
                 fraction=knowledge.lambda_,
                 loss_window=knowledge.loss_window,
             ),
-            rank=rank,
-            size=layout.size,
+            rank=context.rank,
+            size=context.layout.size,
         ),
     )
-
-
-def _sending(exchange: Exchange, layout: Layout) -> Sending:
-    codec = ValueCodec(exchange.codec)
-    match exchange.policy:
-        case "none":
-            return Alone()
-        case "full":
-            return WholeGradient(codec)
-        case "dlion" | "dlion-published":
-            if exchange.prioritization:
-                return MaxN(layout, codec, exchange.floor_percent)
-            return WholeGradient(codec)

@@ -67,17 +67,15 @@ class Contribution:
 class ArrivedSum:
     """Sum of LBS_j g_j over what has arrived since it was last taken."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._sum_D: Flat | None = None
 
     def add(self, contribution: Contribution) -> None:
         """Costs in proportion to the entries that came."""
         if contribution.part is None:
             return
-        if self._sum_D is None:
-            self._sum_D = np.zeros(self._size, np.float32)
-        contribution.part.add_to(self._sum_D, np.float32(contribution.local_batch_size))
+        weight = np.float32(contribution.local_batch_size)
+        self._sum_D = _plus(self._sum_D, contribution.part, weight)
 
     def take(self) -> Flat | None:
         """The sum so far, which is then forgotten; None: nothing came."""
@@ -125,11 +123,21 @@ def descend(
 
     `late_sum_D`, a sum of LBS_j g_j, is added last.
     """
-    total_D = np.zeros(size, np.float32)
+    total_D: Flat | None = None
     for contribution in contributions:
         if contribution.part is not None:
             weight = np.float32(contribution.local_batch_size / divisor)
-            contribution.part.add_to(total_D, weight)
+            total_D = _plus(total_D, contribution.part, weight)
     if late_sum_D is not None:
-        GradientPart(late_sum_D).add_to(total_D, np.float32(1 / divisor))
+        total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
+    if total_D is None:
+        total_D = np.zeros(size, np.float32)
     return Descend(total_D, samples)
+
+
+def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:
+    """total + weight * part, in place; no total yet is one of zeros."""
+    if total_D is None:
+        return part.weighted(weight)
+    part.add_to(total_D, weight)
+    return total_D

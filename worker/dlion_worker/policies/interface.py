@@ -23,6 +23,9 @@ from dlion_api.names import Rank
 Flat = NDArray[np.float32]
 """Flat float32 vector over all trainable variables, shape [D]."""
 
+Value = NDArray[np.generic] | int | float | str
+"""One named value of a policy's state."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -117,7 +120,12 @@ class BudgetsChanged:
     budget_bytes: Mapping[Rank, int]
 
 
-Event = LocalStepDone | MessageArrived | MemberJoined | MemberLeft | BudgetsChanged
+@dataclass(frozen=True)
+class Descended:
+    """The weights have just taken the update of this worker's `Descend`."""
+
+
+Event = LocalStepDone | MessageArrived | MemberJoined | MemberLeft | BudgetsChanged | Descended
 
 # ---- instructions: what is to be done -----------------------------------------------------------
 
@@ -144,6 +152,20 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Add:
+    """w <- w + update_D; the optimizer has no part in it."""
+
+    update_D: Flat
+
+
+@dataclass(frozen=True)
+class Replace:
+    """w <- weights_D; optimizer moments are left alone."""
+
+    weights_D: Flat
+
+
+@dataclass(frozen=True)
 class Send:
     """Queue this message on the link to that peer."""
 
@@ -167,7 +189,16 @@ class Refuse:
     reason: str
 
 
-Instruction = Descend | Mix | Send | SendWeights | Refuse
+Instruction = Descend | Mix | Add | Replace | Send | SendWeights | Refuse
+
+
+class ReplicaView(Protocol):
+    """This worker's weights, to be read and never written."""
+
+    @property
+    def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """As they are now, shape [D]; they change under whoever keeps them: copy what must stay."""
+        ...
 
 
 class Machine(Protocol):
@@ -186,10 +217,10 @@ class Machine(Protocol):
         if they have gone on without this worker."""
         ...
 
-    def state(self) -> dict[str, NDArray[np.generic] | int | float | str]:
+    def state(self) -> dict[str, Value]:
         """Everything that a restart must bring back, as flat named values for a checkpoint."""
         ...
 
-    def restore(self, state: Mapping[str, NDArray[np.generic] | int | float | str]) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave."""
         ...

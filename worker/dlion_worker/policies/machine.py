@@ -43,6 +43,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     Refuse,
     Send,
+    Value,
 )
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, Peers
 from dlion_worker.policies.synchronization import Synchronizer
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from dlion_worker.policies.sending import Sending
-
-Value = NDArray[np.generic] | int | float | str
 
 _BATCH_OF = "batch_of_"
 """Before a rank, in a checkpoint: that peer's last known local batch size."""
@@ -92,7 +91,7 @@ class WorkerMachine:
         self._transfer = transfer
         self._heard: dict[Rank, _Heard] = {}
         self._budget_bytes: Mapping[Rank, int] = {}
-        self._arrived = ArrivedSum(size)
+        self._arrived = ArrivedSum()
         self._round = Round()
         self._local_batch_size = 1
         self._updates = 0
@@ -341,7 +340,5 @@ class WorkerMachine:
         }
         arrived_D = state.get("arrived_D")
         self._arrived.restore(None if arrived_D is None else np.asarray(arrived_D, np.float32))
-        self._sending.restore(
-            {name: int(value) for name, value in state.items() if name.startswith("saved_bytes_")}
-        )
+        self._sending.restore(state)
         self._transfer.restore(state)

@@ -3,10 +3,11 @@
 Called by `sending`. Max N keeps, in each variable, the entries with |g| >= (1 - N/100) max|g|, so
 what counts is each entry's magnitude relative to its variable's largest, rounded to float32. A
 histogram over the top 16 bits of that ratio, made in one pass, bounds each selection; exact
-thresholds are then found among the few entries that can matter, and shared between the links.
+thresholds are then found among the few entries that can matter. Ratios are not kept: they rise
+with |g|, so a threshold becomes a lowest |g| for each variable.
 
 Source: DLion (Max N as recalled); the histogram is ours.
-Legend: D entries of the flat vector, K kept, L variables.
+Legend: L variables, C candidates.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlion_worker.codecs import require_finite
+from dlion_worker.codecs import Selected, kernels, require_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from numpy.typing import NDArray
 
     from dlion_worker.policies.interface import Flat, Layout
 
 _TOP = 0x3F80
 """The top 16 bits of 1.0, the largest ratio there is."""
 
-_CHUNK = 1 << 16
-"""Entries looked at in one go: what is done to them one after the other finds them in the cache."""
-
-
-Index = NDArray[np.intp]
+_LANES = 4
+"""Histograms that `kernels.measure` fills in turn."""
 
 
 class Magnitudes:
@@ -38,41 +35,33 @@ class Magnitudes:
 
     def __init__(self, layout: Layout) -> None:
         self._slices = layout.slices()
-        self._ratio_D = np.empty(layout.size, np.float32)
-        self._bucket = np.empty(min(_CHUNK, layout.size), np.intp)
+        self._end_L = np.array([where.stop for where in self._slices], np.int64)
+        self._peak_bits_L = np.zeros(len(self._slices), np.uint32)
+        self._gradient_D = np.zeros(layout.size, np.float32)
         self._at_least = np.zeros(_TOP + 1, np.int64)
 
     def measure(self, gradient_D: Flat) -> None:
-        """Takes the ratios and their histogram; what was measured before is gone.
+        """Takes the largest magnitudes and the histogram of ratios; what was measured before is
+        gone. The gradient is not to change while it is asked about.
 
         Raises:
             ValueError: an entry is not finite.
         """
-        histogram = np.zeros(_TOP + 1, np.intp)
-        for where in self._slices:
-            peak = self._magnitudes(gradient_D, where)
-            for part in _parts(where):
-                ratio = self._ratio_D[part]
-                if peak > 0:
-                    np.divide(ratio, peak, out=ratio)
-                bucket = self._bucket[: ratio.size]
-                np.right_shift(ratio.view(np.uint32), 16, out=bucket, casting="unsafe")
-                histogram += np.bincount(bucket, minlength=_TOP + 1)
-        self._at_least = np.cumsum(histogram[::-1])[::-1]
-
-    def _magnitudes(self, gradient_D: Flat, where: slice) -> np.float32:
-        """Takes |g| of one variable; the largest."""
-        peak = np.float32(0)
-        for part in _parts(where):
-            # An entry that is not a number is larger than all others here, and so is seen.
-            peak = np.maximum(peak, np.abs(gradient_D[part], out=self._ratio_D[part]).max())
-        if not np.isfinite(peak):
-            require_finite(gradient_D[where], "gradient")
-        return peak
+        if gradient_D.size != self._gradient_D.size:
+            msg = f"gradient of {gradient_D.size} entries; the layout has {self._gradient_D.size}"
+            raise ValueError(msg)
+        histogram = np.zeros((_LANES, _TOP + 1), np.int32)
+        bits_D = gradient_D.view(np.uint32)
+        wrong = kernels.measure(bits_D, self._end_L, self._peak_bits_L, histogram)
+        if wrong >= 0:
+            require_finite(gradient_D[self._slices[wrong]], "gradient")
+        self._gradient_D = gradient_D
+        self._at_least = np.cumsum(histogram.sum(0, dtype=np.int64)[::-1])[::-1]
 
     def count(self, threshold: float) -> int:
         """How many entries have at least that ratio."""
-        return int(np.count_nonzero(self._ratio_D >= np.float32(threshold)))
+        cut_L = self._cuts(np.float32(threshold))
+        return int(kernels.count(self._gradient_D.view(np.uint32), self._end_L, cut_L))
 
     def count_at_most(self, threshold: float) -> int:
         """The same or a little more, at no cost: those in the threshold's bucket all count."""
@@ -82,36 +71,45 @@ class Magnitudes:
         """How many ratios have top 16 bits of at least `bucket`."""
         return int(self._at_least[bucket]) if bucket <= _TOP else 0
 
-    def largest(self, count: int, within_K: Index | None = None) -> Index:
-        """Positions of at most `count` (below D) entries, the largest; those of equal ratio are
-        kept or left together, so that there may be none.
+    def largest(self, count: int) -> Selected:
+        """At most `count` (below D) entries, the largest; those of equal ratio are kept or left
+        together, so that there may be none."""
+        threshold, kept = self._threshold(count)
+        peak = float(self._peak_bits_L.max().view(np.float32))  # kept, if anything is
+        return Selected(self._gradient_D, self._end_L, self._cuts(threshold), kept, peak)
 
-        `within_K`: what a higher count has selected, which saves looking through all of them.
-        """
-        if within_K is None or within_K.size > self._ratio_D.size // 4:
-            return np.flatnonzero(self._ratio_D >= self._threshold(self._ratio_D, count))
-        ratio_K = self._ratio_D[within_K]
-        return within_K[np.flatnonzero(ratio_K >= self._threshold(ratio_K, count))]
-
-    def _threshold(self, ratio_C: Flat, count: int) -> np.float32:
-        """The lowest ratio that at most `count` entries have or exceed; above 1 where not even the
-        largest fit. `ratio_C`: those of all entries that any such threshold may keep."""
+    def _threshold(self, count: int) -> tuple[np.float32, int]:
+        """The lowest ratio that at most `count` entries have or exceed, and how many do; above 1
+        where not even the largest fit. Never 0."""
         bucket = int(np.searchsorted(-self._at_least, -count))  # the last with all its entries
-        room = count - self.count_from_bucket(bucket)
-        whole, below = _lowest_of(bucket), _lowest_of(bucket - 1)
+        surely = self.count_from_bucket(bucket)
+        room = count - surely
+        whole = _lowest_of(bucket)
         if room == 0:
-            return whole
-        is_split = (ratio_C >= below) & (ratio_C < whole)
-        falling = np.sort(ratio_C[np.flatnonzero(is_split)])[::-1]
+            return whole, surely
+        falling = np.sort(self._ratios_of(bucket - 1))[::-1]
         if falling.size > room:
             falling = falling[falling > falling[room]]
-        return np.float32(falling[-1]) if falling.size else whole
+        return (np.float32(falling[-1]) if falling.size else whole), surely + falling.size
 
+    def _ratios_of(self, bucket: int) -> NDArray[np.float32]:
+        """All ratios in that bucket but zeros."""
+        most = self.count_from_bucket(bucket) - self.count_from_bucket(bucket + 1)
+        ratio_C = np.empty(most, np.float32)
+        found = kernels.ratios_between(
+            self._gradient_D.view(np.uint32),
+            self._end_L,
+            self._peak_bits_L,
+            self._cuts(max(_lowest_of(bucket), np.float32(2**-149))),
+            self._cuts(_lowest_of(bucket + 1)),
+            ratio_C,
+        )
+        return ratio_C[:found]
 
-def _parts(where: slice) -> Iterator[slice]:
-    """The slice in pieces that stay in the cache."""
-    for start in range(where.start, where.stop, _CHUNK):
-        yield slice(start, min(start + _CHUNK, where.stop))
+    def _cuts(self, threshold: np.float32) -> NDArray[np.uint32]:
+        cut_L = np.empty(self._peak_bits_L.size, np.uint32)
+        kernels.cuts(threshold, self._peak_bits_L, cut_L)
+        return cut_L
 
 
 def _lowest_of(bucket: int) -> np.float32:

@@ -19,12 +19,12 @@ from dlion_worker.codecs import (
     ValueCodec,
     coded_bytes,
     decode_gradient,
-    encode_sparse,
+    encode_selected,
     encode_whole,
     kept_that_fit,
 )
-from dlion_worker.policies.interface import Flat, Layout
-from dlion_worker.policies.selection import Index, Magnitudes
+from dlion_worker.policies.interface import Flat, Layout, Value
+from dlion_worker.policies.selection import Magnitudes
 
 Payload = bytes | memoryview
 
@@ -53,12 +53,12 @@ class Sending(Protocol):
         """A peer has left: what was kept for its link is void."""
         ...
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Value]:
         """What a restart must bring back."""
         ...
 
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Takes back what `state` gave."""
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave, among other things of the machine's."""
         ...
 
 
@@ -66,11 +66,11 @@ class _Stateless:
     def forget(self, peer: Rank) -> None:
         """Nothing is kept for a link."""
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Value]:
         """Nothing."""
         return {}
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         """Nothing."""
 
 
@@ -178,24 +178,23 @@ class MaxN:
         floor = self._magnitudes.count_at_most(lowest)
         if fewer[-1] < floor:
             floor = self._magnitudes.count(lowest)
-        index_K: Index | None = None
         for count in fewer:
             if count < floor:
                 break
-            index_K = self._magnitudes.largest(count, index_K)
-            if index_K.size:
-                payloads[count] = encode_sparse(index_K, gradient_D[index_K], size, self.codec)
+            selected = self._magnitudes.largest(count)
+            if selected.kept:
+                payloads[count] = encode_selected(selected, self.codec)
         return payloads
 
     def forget(self, peer: Rank) -> None:
         """What was saved up for its link is void."""
         self._saved_bytes.pop(peer, None)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Value]:
         """Bytes saved up, by peer."""
         return {f"saved_bytes_{peer}": saved for peer, saved in self._saved_bytes.items()}
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave."""
         prefix = "saved_bytes_"
         self._saved_bytes = {

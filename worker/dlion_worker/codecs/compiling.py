@@ -1,0 +1,53 @@
+"""Compiles the arithmetic of `kernels` to machine code, once per machine where that can be kept.
+
+Each kernel has one signature and is compiled when it is imported: no step of a training pays for
+it. Arguments of other types are refused with TypeError, never compiled for.
+
+numba keeps what it compiled in `NUMBA_CACHE_DIR`, else in `__pycache__` beside the source, else in
+the user's cache folder: the first of them that can be written. Where none can (a container with a
+read-only root file system and no such folder), or where it is full, every process compiles for
+itself. Processes that start together may do the same work twice; files are put in place by
+renaming, and one signature has one content, so none reads half a file or another one's code.
+
+Legend of types: `IN` arrays are only read, and may be read-only or unaligned (payloads are both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba
+from numba import types
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+_OPTIONS: Final = {
+    "nogil": True,  # the threads of the exchange go on meanwhile
+    "error_model": "numpy",  # a division by zero gives inf, as NumPy's does
+    "fastmath": False,  # replicas agree to the last bit: no other order, no fused multiply-add
+}
+
+
+def read_only(dtype: Any) -> Any:
+    """The type of a contiguous array that a kernel only reads."""
+    return types.Array(dtype, 1, "C", readonly=True, aligned=False)
+
+
+def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
+    """A decorator: the function as machine code for that signature."""
+
+    def compile_one(function: Kernel) -> Kernel:
+        try:
+            done: Kernel = numba.njit(signature, cache=True, **_OPTIONS)(function)
+        except (RuntimeError, OSError, EOFError):  # nowhere to keep it, or what was kept is broken
+            done = numba.njit(signature, **_OPTIONS)(function)
+        return done
+
+    return compile_one
+
+
+def inlined(function: Kernel) -> Kernel:
+    """A decorator for what kernels of the same file call: compiled into each of them."""
+    done: Kernel = numba.njit(**_OPTIONS)(function)
+    return done

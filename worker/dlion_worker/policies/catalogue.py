@@ -1,0 +1,110 @@
+"""The exchange policies by name: DLion's, the published systems, and those of installed packages.
+
+Called by `building`, and by the command line before anything starts. A package of yours adds one
+by an entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-policy.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.document import parse
+from dlion_api.errors import Problem, SpecError
+from dlion_worker.policies.parameters import NoParameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dlion_api.spec import Spec
+
+GROUP: Final = "dlion.policies"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An exchange policy that can be chosen by name.
+
+    `build` is called with (context, parameters) and yields a `Machine`; or it is named as
+    `module:function`, imported when it is needed. `parameters` is a dataclass declared with
+    `dlion_api.document.setting`.
+    """
+
+    summary: str
+    build: Callable[[Any, Any], Any] | str
+    parameters: type[Any] = NoParameters
+
+    def builder(self) -> Callable[[Any, Any], Any]:
+        """The function that makes a worker's machine."""
+        if not isinstance(self.build, str):
+            return self.build
+        module, _, name = self.build.partition(":")
+        function: Callable[[Any, Any], Any] = getattr(importlib.import_module(module), name)
+        return function
+
+
+_HERE = "dlion_worker.policies"
+_GRADIENTS = f"{_HERE}.gradient_policies"
+
+BUILT_IN: Final[Mapping[str, Policy]] = {
+    "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
+    "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
+    "dlion": Policy(
+        "The largest entries, as many as each link carries (Max N).", f"{_GRADIENTS}:dlion"
+    ),
+    "dlion-published": Policy(
+        "The same in the published form, as recalled.", f"{_GRADIENTS}:dlion"
+    ),
+}
+
+
+def names() -> list[str]:
+    """All policies that can be chosen here."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
+    """The policy of that name; `source` and `line`: where it stands, for the error.
+
+    Raises: SpecError naming the known ones.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            policy = point.load()
+            if isinstance(policy, Policy):
+                return policy
+            wrong = f"entry point {point.value} is no dlion_worker.policies.catalogue.Policy"
+            raise _problem(name, wrong, source, line)
+    raise _problem(name, "there is no exchange policy of that name here", source, line)
+
+
+def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | None = None) -> Any:
+    """What the manifest's `exchange.parameters` come to for its policy, with defaults.
+
+    `lines` knows where in `source` each path stands. Raises: SpecError with every problem.
+    """
+    line = (lines or {}).get("spec.exchange.policy")
+    policy = find(spec.exchange.policy, source=source, line=line)
+    return parse(
+        policy.parameters,
+        dict(spec.exchange.parameters),
+        source=source,
+        lines=lines,
+        root="spec.exchange.parameters",
+    )
+
+
+def _problem(name: str, message: str, source: str, line: int | None) -> SpecError:
+    problem = Problem(
+        path="spec.exchange.policy",
+        message=message,
+        value=name,
+        allowed=", ".join(names()),
+        advice="A policy of your own is installed with its package, on every site.",
+        line=line,
+    )
+    return SpecError([problem], source=source)

@@ -1,0 +1,35 @@
+"""DLion's own policies and the plain ones: `none`, `full`, `dlion`, `dlion-published`.
+
+Called by the catalogue. What each sends is `sending`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlion_worker.codecs import ValueCodec
+from dlion_worker.policies.building import Context, gradient_machine
+from dlion_worker.policies.sending import Alone, MaxN, WholeGradient
+
+if TYPE_CHECKING:
+    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.parameters import NoParameters
+
+
+def none(context: Context, _: NoParameters) -> Machine:
+    """Nothing is exchanged: waits for nobody, takes over no weights."""
+    return gradient_machine(context, Alone())
+
+
+def full(context: Context, _: NoParameters) -> Machine:
+    """Every gradient, whole, to every peer."""
+    return gradient_machine(context, WholeGradient(ValueCodec(context.spec.exchange.codec)))
+
+
+def dlion(context: Context, _: NoParameters) -> Machine:
+    """Max N under each link's budget; whole gradients where prioritisation is switched off."""
+    exchange = context.spec.exchange
+    codec = ValueCodec(exchange.codec)
+    if not exchange.prioritization:
+        return gradient_machine(context, WholeGradient(codec))
+    return gradient_machine(context, MaxN(context.layout, codec, exchange.floor_percent))
