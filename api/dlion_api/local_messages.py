@@ -24,6 +24,7 @@ from dlion_api.measurements import (
     LinkDelivery,
     MeasuringEndpoint,
     Peers,
+    SpeedProbe,
     StepTiming,
 )
 
@@ -33,7 +34,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_TEXT_CHARACTERS = 4096
 MAX_INTEGER = 2**63 - 1
 
-TrainerRecord = StepTiming | LinkDelivery | CpuAllowance | Peers | Directive
+TrainerRecord = SpeedProbe | StepTiming | LinkDelivery | CpuAllowance | Peers | Directive
 """Trainer to sidecar. A `Directive` is the last one obeyed, told to a sidecar that restarted."""
 
 SidecarRecord = MeasuringEndpoint | Directive
@@ -43,7 +44,15 @@ LocalRecord = TrainerRecord | SidecarRecord
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (StepTiming, LinkDelivery, CpuAllowance, Peers, MeasuringEndpoint, Directive)
+    for kind in (
+        SpeedProbe,
+        StepTiming,
+        LinkDelivery,
+        CpuAllowance,
+        Peers,
+        MeasuringEndpoint,
+        Directive,
+    )
 }
 
 
@@ -134,6 +143,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return None if value is None else _value(inner, value, path)
     if hint in (int, float):
         return _number(hint, value, path)
+    if hint is bool and isinstance(value, bool):
+        return value
     if hint is str:
         return _text(value, path)
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):

@@ -1,7 +1,7 @@
 """What trainer and sidecar tell each other over their Unix socket.
 
-Trainer to sidecar: `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`. Sidecar to trainer:
-`MeasuringEndpoint`, `Directive`. `local_messages` gives their form on the socket.
+Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`. Sidecar to
+trainer: `MeasuringEndpoint`, `Directive`. `local_messages` gives their form on the socket.
 """
 
 from __future__ import annotations
@@ -12,6 +12,23 @@ from enum import StrEnum
 
 from dlion_api.membership import Membership
 from dlion_api.names import Rank
+
+
+@dataclass(frozen=True)
+class SpeedProbe:
+    """Gradients that the trainer computed before its first step, to be measured and thrown away.
+
+    `compute_s` is their wall time, `cpu_s` the process's CPU seconds and `throttled_s` the time
+    that its quota held it meanwhile (0 where the machine does not tell); `quota_cores` is the
+    quota all along. `largest_batch`: samples of the largest batch in them.
+    """
+
+    samples: int
+    compute_s: float
+    cpu_s: float
+    throttled_s: float
+    quota_cores: float | None
+    largest_batch: int
 
 
 @dataclass(frozen=True)
@@ -30,10 +47,13 @@ class StepTiming:
     cpu_s: float
     compute_cpu_s: float | None = None
     """The process's CPU seconds within `compute_s`, less what the exchange's own thread took of
-    them; None where that is not known (`cpu_s` stands in for it)."""
+    them, and those of the update: what a worker without peers would pay, too. None where that is
+    not known (`cpu_s` stands in for it)."""
     waited_s: float | None = None
     """Of `wall_s`, what synchronisation held this worker; None where that is not known (the link
     budgets then follow `compute_s` alone)."""
+    quota_changed: bool = False
+    """The trainer's CPU quota changed while the step went on: it is a measure of neither."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +77,8 @@ class CpuAllowance:
     """The trainer's own quota and use: in a pod the sidecar cannot see another container's.
 
     `cpu_s` and `throttled_s` are sums since the trainer began; `throttled_s` is 0 where the
-    machine does not tell. Sent at the start and again after some iterations, at the latest after
-    the first one that began under another quota.
+    machine does not tell. Sent at the start and again after some iterations, and with the first
+    step at whose end the quota is another one.
     """
 
     quota_cores: float | None

@@ -13,16 +13,26 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.local_messages import decode, encode
-from dlion_api.measurements import Directive, StepTiming
+from dlion_api.measurements import Directive, SpeedProbe, StepTiming
 from dlion_api.names import Rank
 
 counts = st.integers(0, 2**40)
 seconds = st.floats(0, 1e9)
 ranks = st.integers(0, 10**8).map(Rank)
 
+maybe_seconds = st.none() | seconds
 steps = st.builds(
-    StepTiming, counts, counts, seconds, seconds, seconds, st.none() | seconds, st.none() | seconds
+    StepTiming,
+    counts,
+    counts,
+    seconds,
+    seconds,
+    seconds,
+    maybe_seconds,
+    maybe_seconds,
+    st.booleans(),
 )
+probes = st.builds(SpeedProbe, counts, seconds, seconds, seconds, maybe_seconds, counts)
 directives = st.builds(
     Directive,
     counts,
@@ -40,8 +50,8 @@ json_values = st.recursive(
 )
 
 
-@given(steps | directives)
-def test_any_record_survives_its_line(record: StepTiming | Directive) -> None:
+@given(steps | probes | directives)
+def test_any_record_survives_its_line(record: StepTiming | SpeedProbe | Directive) -> None:
     assert decode(encode(record)) == record
 
 
@@ -53,9 +63,9 @@ def test_any_bytes_are_a_record_or_refused(line: bytes) -> None:
         return
 
 
-@given(steps | directives, st.data())
+@given(steps | probes | directives, st.data())
 def test_a_record_with_one_value_replaced_is_a_record_or_refused(
-    record: StepTiming | Directive, data: st.DataObject
+    record: StepTiming | SpeedProbe | Directive, data: st.DataObject
 ) -> None:
     document = json.loads(encode(record))
     document[data.draw(st.sampled_from(sorted(document)))] = data.draw(json_values)

@@ -53,6 +53,7 @@ MEMBERSHIP = Membership(
 RANKS = {Rank(1): 10, Rank(2): 20}
 
 LOCAL: tuple[local_messages.LocalRecord, ...] = (
+    measurements.SpeedProbe(8, 0.1, 0.1, 0.0, None, 8),
     measurements.StepTiming(3, 8, 0.1, 0.2, 0.1, None, 0.0),
     measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3),
     measurements.CpuAllowance(2.0, 1.0, 0.0),

@@ -2,8 +2,9 @@
 
 Proves: throttled short steps give the sustained rate (a median would be five times too high), long
 steps are within 10 % and follow a changed quota within ten iterations with and without a readable
-quota, waiting for peers changes nothing, the exchange's CPU under a quota is not charged, the
-first step of a trainer does not count. Leaves out: real quotas (tests/local).
+quota, waiting for peers changes nothing, the exchange's CPU under a quota is not charged, a
+probe tells the capacity before the first step, and steps in which a trainer starts, a quota
+changes or a batch is larger than ever do not count. Leaves out: real quotas (tests/local).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 
 import pytest
 
-from dlion_api.measurements import CapacitySource, CpuAllowance, StepTiming
+from dlion_api.measurements import CapacitySource, CpuAllowance, SpeedProbe, StepTiming
 from dlion_worker.sidecar.capacity import CapacityEstimator
 from quota_cpu import QuotaCpu
 
@@ -172,3 +173,72 @@ def test_a_quota_that_holds_only_while_computing_still_sets_the_pace() -> None:
             seen.append(worker.capacity())
     alone = 0.8 / CPU_S_PER_SAMPLE
     assert seen == pytest.approx([alone] * len(seen), rel=0.1)
+
+
+def probe(quota_cores: float | None, **changes: float) -> SpeedProbe:
+    """A second of computing at 10 ms a sample; the quota holds it where there is one below 1."""
+    cores = 1.0 if quota_cores is None else min(1.0, quota_cores)
+    values = {
+        "samples": round(100 * cores),
+        "compute_s": 1.0,
+        "cpu_s": cores,
+        "throttled_s": 1.0 - cores,
+        "largest_batch": 50,
+    }
+    return SpeedProbe(**{"quota_cores": quota_cores, **values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quota_cores", [0.02, 0.2, 0.8, None])
+def test_a_probe_tells_the_capacity_before_the_first_step(quota_cores: float | None) -> None:
+    estimator = CapacityEstimator()
+    estimator.add_probe(probe(quota_cores))
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(100 * (quota_cores or 1.0))
+    known = CapacitySource.RATE if quota_cores is None else CapacitySource.QUOTA
+    assert estimate.source is known
+
+
+def test_a_probe_that_the_quota_did_not_hold_tells_the_rate() -> None:
+    estimator = CapacityEstimator()
+    estimator.add_probe(probe(4.0))  # one thread cannot use four cores
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.8, 0.2), (0.2, 0.8)])
+def test_the_step_in_which_the_quota_changed_is_no_measure(before: float, after: float) -> None:
+    """It went on at the old pace for the most part; the quota itself says what comes now."""
+    estimator = CapacityEstimator()
+    estimator.add_probe(probe(before))
+    estimator.add_step(StepTiming(1, 10, 1.0, 1.0, 0.1))  # the first never counts
+    estimator.set_allowance(CpuAllowance(after, 10.0, 0.0))
+    estimator.add_step(StepTiming(2, 50, 9.0, 9.0, 3.0, quota_changed=True))
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(100 * after)
+    assert estimate.source is CapacitySource.QUOTA
+
+
+def test_the_first_step_of_a_larger_batch_gets_memory_and_is_no_measure() -> None:
+    estimator = CapacityEstimator()
+    estimator.add_probe(probe(0.5))
+    for iteration, samples in enumerate([10, 50, 50]):
+        estimator.add_step(StepTiming(iteration, samples, samples / 50, 1.0, samples / 100))
+    known = estimator.estimate()
+    for _ in range(3):
+        estimator.trainer_started()
+        estimator.add_step(StepTiming(1, 50, 1.0, 1.0, 0.5))
+        estimator.add_step(StepTiming(2, 80, 8.0, 8.0, 4.0))  # five times the cost
+        estimator.add_step(StepTiming(3, 80, 4.0, 4.0, 2.0))
+    assert estimator.estimate() == known
+
+
+def test_batches_that_grow_with_every_step_are_measured_all_the_same() -> None:
+    estimator = CapacityEstimator()
+    for samples in range(10, 40):
+        estimator.add_step(StepTiming(samples, samples, samples / 50, 1.0, samples / 100))
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(50)

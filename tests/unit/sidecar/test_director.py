@@ -1,10 +1,10 @@
 """The director in virtual time: what it tells the trainer, when, and why.
 
-Proves: batch shares follow hard quotas within 10 % in ten iterations, and again after the quotas
-are permuted; all directors agree on shares that sum to the global batch; each directive says why;
-a lost worker's share is spread; budgets follow deliveries and their absence of change makes no
-directive; a restarted sidecar goes on from the last directive; idle links are probed, one at a
-time. Leaves out: sockets (tests/local).
+Proves: batch shares follow hard quotas within 10 % in ten iterations, from the first where speeds
+were probed, and again after the quotas are permuted; all directors agree on shares that sum to the
+global batch; each directive says why; a lost worker's share is spread; budgets follow deliveries
+and their absence of change makes no directive; a restarted sidecar goes on from the last directive;
+idle links are probed, one at a time. Leaves out: sockets (tests/local).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dlion_api.measurements import (
     Directive,
     LinkDelivery,
     Peers,
+    SpeedProbe,
     StepTiming,
 )
 from dlion_api.membership import Member, Membership, MemberState
@@ -115,6 +116,9 @@ class SynchronousJob:
                 ),
                 end_s,
             )
+        self.tell()
+
+    def tell(self) -> None:
         for teller in self.directors:
             for hearer in self.directors:
                 if hearer is not teller:
@@ -142,6 +146,23 @@ def test_shares_follow_hard_quotas_within_ten_iterations_and_again_when_permuted
     for _ in range(10):
         run.iterate()
     assert_shares(run.batches(), permuted)
+
+
+@pytest.mark.parametrize("quotas", [[0.8, 0.4, 0.2, 0.2], [0.3, 0.3, 0.3, 0.3]])
+def test_probes_give_the_first_iteration_its_shares(quotas: list[float]) -> None:
+    """And a directive with everybody's capacity also where that changes no share."""
+    run = SynchronousJob(quotas)
+    for director, quota in zip(run.directors, quotas, strict=True):
+        speed = SpeedProbe(
+            round(quota / CPU_S_PER_SAMPLE), 1.0, quota, 1.0 - quota, quota, largest_batch=20
+        )
+        director.handle(speed, 1.0)
+    run.tell()
+    assert_shares(run.batches(), quotas)
+    for director in run.directors:
+        assert director.directive is not None
+        assert len(director.directive.capacities) == len(quotas)
+        assert director.steps_total == 0
 
 
 def test_all_workers_agree_on_shares_that_sum_to_the_global_batch() -> None:

@@ -18,6 +18,7 @@ from dlion_api.measurements import (
     LinkDelivery,
     MeasuringEndpoint,
     Peers,
+    SpeedProbe,
     StepTiming,
 )
 from dlion_api.membership import Member, Membership, MemberState
@@ -78,6 +79,9 @@ class Director:
     def handle(self, record: TrainerRecord | MeasuringEndpoint, now_s: float) -> Directive | None:
         """Takes one record of the trainer; a new directive if that changes what it should do."""
         match record:
+            case SpeedProbe():
+                self._estimator.add_probe(record)
+                self._publish(now_s)
             case StepTiming():
                 self._step(record, now_s)
             case LinkDelivery():
@@ -215,7 +219,9 @@ class Director:
             capacities=self.capacities.known(active),
             bandwidth_bytes_per_s=self.links.bandwidths(),
         )
-        if self.directive is not None and not _differs(self.directive, wanted):
+        if self.directive is not None and not (
+            _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
+        ):
             return None
         self.directive = replace(wanted, reason=reason_for(self.directive, wanted))
         self._version = wanted.version
@@ -234,6 +240,11 @@ def _differs(last: Directive, wanted: Directive) -> bool:
         abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
         for peer, budget in last.budget_bytes.items()
     )
+
+
+def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
+    """Whether everybody's capacity is known now, and was not: a trainer waits for that."""
+    return last.capacities.keys() < wanted.capacities.keys() == set(active)
 
 
 def _shared_uplink(job: Job) -> bool | None:

@@ -47,22 +47,33 @@ def read_node_facts(root: Path = Path("/")) -> NodeFacts:
     )
 
 
-def read_quota_cores(root: Path = Path("/")) -> float | None:
-    """The hard CPU quota of this process's control group, if it has one."""
-    return _quota_cores(_groups(root))
+class OwnCpu:
+    """What control groups say of this process's CPU, to be read often: the files are looked up
+    once."""
 
+    def __init__(self, root: Path = Path("/")) -> None:
+        groups = _groups(root)
+        self._quotas = {
+            controller: [group for group in groups.get(controller, []) if (group / name).exists()]
+            for controller, name in (("cpu", "cpu.cfs_quota_us"), ("", "cpu.max"))
+        }
+        above = [group for kind in ("cpu", "") for group in groups.get(kind, [])]
+        self._stats = [group / "cpu.stat" for group in above if (group / "cpu.stat").exists()]
 
-def read_throttled_s(root: Path = Path("/")) -> float:
-    """How long quotas have held this process's control group so far, over all processors."""
-    held_s = []
-    for controller in ("cpu", ""):
-        for group in _groups(root).get(controller, []):
-            stat = _text(group / "cpu.stat") or ""
+    def quota_cores(self) -> float | None:
+        """The hard quota, if there is one."""
+        return _quota_cores(self._quotas)
+
+    def throttled_s(self) -> float:
+        """How long quotas have held the process's control group so far, over all processors."""
+        held_s = []
+        for path in self._stats:
+            stat = _text(path) or ""
             if match := re.search(r"^throttled_time (\d+)$", stat, re.MULTILINE):
                 held_s.append(int(match[1]) / 1e9)
             if match := re.search(r"^throttled_usec (\d+)$", stat, re.MULTILINE):
                 held_s.append(int(match[1]) / 1e6)
-    return max(held_s, default=0.0)
+        return max(held_s, default=0.0)
 
 
 def _text(path: Path) -> str | None:

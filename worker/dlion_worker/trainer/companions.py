@@ -1,12 +1,14 @@
 """What goes on beside a worker's steps, in threads of its own, and what changes with its data.
 
 Owns the watch over growing data and the publishing of models, where the manifest asks for them,
-and what the sidecar is told of membership and training set. Called by `worker`.
+and what the sidecar is told of membership, training set and, before the first step, speed. Called
+by `worker`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from dlion_worker.coordination import CoordinationClient
 from dlion_worker.exchange import Exchange
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.growing import GrowingData
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.probing import begin_with_known_speeds
 from dlion_worker.trainer.publishing import Publisher
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
@@ -62,6 +66,19 @@ class Companions:
             membership = self._coordination.membership()
             if membership is not None:
                 self._sidecar.send(Peers(membership, self.training_set_samples()))
+
+    def tell_speed(self, inbox: Inbox, stopped: Callable[[], str | None]) -> None:
+        """Measures this worker's speed and waits, not for ever, until the sidecar knows all."""
+        begin_with_known_speeds(
+            self._job,
+            self._reporter.rank,
+            model=self._replica.model,
+            stream=self._stream,
+            exchange=self._exchange,
+            sidecar=self._sidecar,
+            inbox=inbox,
+            stopped=lambda: bool(inbox.stop_reason or stopped()),
+        )
 
     def start(self) -> None:
         """Begins to take new data in and to publish models, as the manifest asks."""

@@ -63,6 +63,13 @@ class SavedModel:
     samples: int
     stop_reason: str
 
+    def __str__(self) -> str:
+        return (
+            f"{self.model} of workers {', '.join(map(str, self.ranks))}: "
+            f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}, "
+            f"mean {self.mean_replica_accuracy:.4f})"
+        )
+
 
 class Finale:
     """The end of the run for one worker."""
@@ -129,36 +136,61 @@ class Finale:
         return sorted(replicas, key=lambda replica: replica.rank)
 
     def _keep(self, replicas: list[Replica], results_dir: Path, stop_reason: str) -> None:
-        averaged = average(replicas)
-        accuracies = {replica.rank: self._accuracy_of(replica.state) for replica in replicas}
-        averaged_accuracy = self._accuracy_of(averaged)
-        best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
-        is_averaged = averaged_accuracy >= accuracies[best.rank]
-        sites = {worker.rank: worker.site for worker in self._job.workers()}
-        about = SavedModel(
-            model="averaged" if is_averaged else f"replica {best.rank}",
-            accuracy=max(averaged_accuracy, accuracies[best.rank]),
-            averaged_accuracy=averaged_accuracy,
-            best_replica=best.rank,
-            best_replica_accuracy=accuracies[best.rank],
-            mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
-            ranks=tuple(replica.rank for replica in replicas),
-            sites=tuple(sorted({sites[replica.rank] for replica in replicas})),
-            samples=sum(replica.samples for replica in replicas),
-            stop_reason=stop_reason,
+        about, state = choose_model(
+            self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
         )
-        folder = results_dir / "models" / sites[self._rank]
-        folder.mkdir(parents=True, exist_ok=True)
-        self._save(folder / "model.keras", averaged if is_averaged else best.state)
-        text = json.dumps(asdict(about), indent=2) + "\n"
-        write_atomically(folder / "model.json", text.encode(), mode=0o644)
+        site = self._job.workers()[self._rank].site
+        keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
         self._reporter.event(
             EventReason.MODEL_SAVED,
-            f"{about.model} of workers {', '.join(map(str, about.ranks))}: "
-            f"accuracy {about.accuracy:.4f} (averaged {averaged_accuracy:.4f}, "
-            f"mean {about.mean_replica_accuracy:.4f})",
+            str(about),
             iteration=max(replica.iteration for replica in replicas),
         )
+
+
+def choose_model(
+    job: Job,
+    replicas: list[Replica],
+    *,
+    accuracy_of: Callable[[WorkerState], float],
+    stop_reason: str,
+) -> tuple[SavedModel, WorkerState]:
+    """The average of the replicas or the best of them, whichever is better, and what it is."""
+    averaged = average(replicas)
+    accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
+    averaged_accuracy = accuracy_of(averaged)
+    best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
+    is_averaged = averaged_accuracy >= accuracies[best.rank]
+    sites = {worker.rank: worker.site for worker in job.workers()}
+    about = SavedModel(
+        model="averaged" if is_averaged else f"replica {best.rank}",
+        accuracy=max(averaged_accuracy, accuracies[best.rank]),
+        averaged_accuracy=averaged_accuracy,
+        best_replica=best.rank,
+        best_replica_accuracy=accuracies[best.rank],
+        mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
+        ranks=tuple(replica.rank for replica in replicas),
+        sites=tuple(sorted({sites[replica.rank] for replica in replicas})),
+        samples=sum(replica.samples for replica in replicas),
+        stop_reason=stop_reason,
+    )
+    return about, averaged if is_averaged else best.state
+
+
+def keep_model(
+    about: SavedModel,
+    state: WorkerState,
+    *,
+    save: Callable[[Path, WorkerState], None],
+    results_dir: Path,
+    site: str,
+) -> None:
+    """Saves a site's model and what it is. Raises: OSError."""
+    folder = results_dir / "models" / site
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / "model.keras", state)
+    text = json.dumps(asdict(about), indent=2) + "\n"
+    write_atomically(folder / "model.json", text.encode(), mode=0o644)
 
 
 def take_leave(exchange: Exchange, inbox: Inbox, reason: str, iteration: int) -> None:

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dlion_api.errors import DLionError
-from dlion_api.measurements import CpuAllowance, Directive, StepTiming
+from dlion_api.measurements import Directive, StepTiming
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange
 from dlion_worker.policies.interface import (
+    Add,
     BudgetsChanged,
     Descend,
+    Descended,
     Event,
     Instruction,
     LocalStepDone,
@@ -31,14 +33,15 @@ from dlion_worker.policies.interface import (
     MessageKind,
     Mix,
     Refuse,
+    Replace,
     Send,
     SendWeights,
 )
-from dlion_worker.sidecar.node_facts import read_quota_cores, read_throttled_s
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.inbox import Inbox, farewell
+from dlion_worker.trainer.quota_watch import QuotaWatch
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter, worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
@@ -47,9 +50,6 @@ from dlion_worker.training.evaluation import weights_hash
 
 HOLD_SLICE_S = 0.2
 """While held, how often stop requests and lost peers are looked at."""
-
-ALLOWANCE_INTERVAL_S = 0.5
-"""How often the quota is read again."""
 
 QUARANTINE_AFTER = 3
 """Refused messages of one peer, after which nothing more is taken from it until it restarts."""
@@ -89,6 +89,7 @@ class StepClock:
     exchange_thread_began_s: float
     compute_s: float = 0.0
     compute_cpu_s: float = 0.0
+    update_cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
     waited_s: float = 0.0
 
@@ -117,7 +118,7 @@ class TrainingLoop:
         self._after_step = after_step
         self._directive: Directive | None = None
         self._refusals: Counter[Rank] = Counter()
-        self._allowance_due_s = 0.0
+        self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
         self._told_refusals: set[tuple[Rank | None, str]] = set()
@@ -243,12 +244,20 @@ class TrainingLoop:
         parts = self._parts
         match instruction:
             case Descend(gradient_D=gradient_D, samples=samples):
+                began_cpu_s = time.thread_time()
                 parts.replica.descend(
                     gradient_D,
                     batch_samples=samples,
                     iteration=self.progress.iteration,
                     samples=self.progress.own_samples,
                 )
+                self._clock.update_cpu_s += time.thread_time() - began_cpu_s
+                for following in parts.machine.handle(Descended()):
+                    self._carry_out(following)
+            case Add(update_D=update_D):
+                parts.replica.add(update_D)
+            case Replace(weights_D=weights_D):
+                parts.replica.replace(weights_D)
             case Send(peer=peer, message=message):
                 parts.exchange.send(peer, message)
             case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
@@ -357,6 +366,7 @@ class TrainingLoop:
         parts = self._parts
         for delivery in filter(worth_telling, parts.exchange.take_deliveries()):
             parts.sidecar.send(delivery)
+        quota_changed = self._quota.changed()
         parts.sidecar.send(
             StepTiming(
                 iteration=self.progress.iteration,
@@ -364,15 +374,13 @@ class TrainingLoop:
                 compute_s=self._clock.compute_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                compute_cpu_s=max(0.0, self._clock.compute_cpu_s),
+                compute_cpu_s=max(0.0, self._clock.compute_cpu_s) + self._clock.update_cpu_s,
                 waited_s=self._clock.waited_s,
+                quota_changed=quota_changed,
             )
         )
-        if time.monotonic() >= self._allowance_due_s:
-            self._allowance_due_s = time.monotonic() + ALLOWANCE_INTERVAL_S
-            parts.sidecar.send(
-                CpuAllowance(read_quota_cores(), time.process_time(), read_throttled_s())
-            )
+        if (allowance := self._quota.allowance(now=quota_changed)) is not None:
+            parts.sidecar.send(allowance)
 
     def _new_clock(self) -> StepClock:
         return StepClock(

@@ -57,6 +57,16 @@ class LocalReplica:
             weights_D *= np.float32(1.0 - fraction)
             weights_D += np.float32(fraction) * other_D
 
+    def add(self, update_D: Flat) -> None:
+        """w <- w + update."""
+        with self._lock:
+            self.model.weights_D += update_D
+
+    def replace(self, weights_D: Flat) -> None:
+        """w <- weights, whose moments the optimizer keeps."""
+        with self._lock:
+            self.model.set_weights(weights_D)
+
     def coded_weights(self) -> bytes:
         """The weights in the exchange's codec, for a knowledge transfer."""
         with self._lock:

@@ -30,6 +30,7 @@ from dlion_worker.trainer.finishing import Finale, Replica, take_leave
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.loop import Parts, TrainingLoop
+from dlion_worker.trainer.probing import untouched
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.snapshot import WorkerState, storage_words
@@ -130,9 +131,7 @@ class Worker:
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
-        self._machine = policies.build(
-            self._job.spec, self._rank, model.layout, [w.rank for w in self._job.workers()]
-        )
+        self._machine = policies.build_for(self._job, self._rank, model)
         optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
         self._checkpointer = Checkpointer(
@@ -157,13 +156,10 @@ class Worker:
 
     def _trace(self, model: FlatModel) -> None:
         """Compiles step and evaluation now, so that the first iteration takes as long as any."""
-        state, counters, place = model.get_state(), model.get_counters(), self._stream.state()
-        x_B, y_B = self._stream.next(8)
-        model.step(x_B, y_B)
-        model.evaluate(x_B, y_B)
-        model.set_state(state)
-        model.set_counters(counters)
-        self._stream.restore(place)
+        with untouched(model, self._stream):
+            x_B, y_B = self._stream.next(8)
+            model.step(x_B, y_B)
+            model.evaluate(x_B, y_B)
 
     def _open_links(self) -> None:
         self._exchange = Exchange(
@@ -277,6 +273,8 @@ class Worker:
             linked = f"linked with {len(self._inbox.linked)} workers"
             iteration = self._progress.iteration
             self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
+        if snapshot is None:
+            self._companions.tell_speed(self._inbox, self._stopped)
 
     def _has_barrier(self) -> bool:
         return self._queue_rule() is QueueRule.KEEP

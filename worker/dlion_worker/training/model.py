@@ -11,6 +11,7 @@ Shape suffixes: B batch, D flat trained weights, S flat floating-point state.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import warnings
@@ -101,6 +102,18 @@ class FlatModel:
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._compile_lock = threading.Lock()
         self._keras_lock = threading.Lock()
+
+    def sibling(self, *, seed: int, rank: int) -> FlatModel:
+        """Another replica of the same program over the same compiled functions.
+
+        Weights, statistics and chance are its own: it begins with this one's weights as they are,
+        and with the chance of (seed, rank). Replicas may step beside each other in threads.
+        """
+        other = copy.copy(self)
+        other.weights_D = aligned_zeros(self.layout.size)
+        np.copyto(other.weights_D, self.weights_D)
+        other._become_own(seed, rank)  # noqa: SLF001 - one of us
+        return other
 
     # ---- training
 
@@ -255,6 +268,10 @@ class FlatModel:
             f"weights: wrong length (given: {list(weights_D.shape)}; allowed: "
             f"[{self.layout.size}]). They belong to another model"
         )
+
+    def _become_own(self, seed: int, rank: int) -> None:
+        self._weights = tensor_over(self.weights_D)
+        self._state = self._variables.seeded(self._state, seed, rank)
 
     def _read_keras(self) -> None:
         self._variables.read_weights(self.weights_D)

@@ -1,0 +1,95 @@
+"""Facts: single steps that cost several times as much do not move a cost; a cost that has really
+changed is followed within five observations, smaller changes within half the window; after a
+change of circumstances the last value stands until there are new ones; short observations merge.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_worker.sidecar.costs import (
+    CHANGE_OBSERVATIONS,
+    ENOUGH_CPU_S,
+    LEAST_CPU_S,
+    MOST_OBSERVATIONS,
+    TypicalCost,
+)
+
+SAMPLES, COST_S = 100, 0.001
+
+
+def fed(costs_s: list[float]) -> TypicalCost:
+    cost = TypicalCost()
+    for one_s in costs_s:
+        cost.add(SAMPLES, one_s * SAMPLES)
+    return cost
+
+
+def test_single_steps_at_three_times_the_cost_do_not_count() -> None:
+    chance = random.Random(1)
+    cost = fed([COST_S] * 3)
+    for number in range(100):
+        spike = 3 if number % 4 == 0 else chance.uniform(0.95, 1.05)
+        cost.add(SAMPLES, COST_S * SAMPLES * spike)
+        assert cost.cost_s() == pytest.approx(COST_S, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 3.0])
+def test_a_large_change_is_followed_within_a_few_observations(factor: float) -> None:
+    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * factor] * CHANGE_OBSERVATIONS)
+    assert cost.cost_s() == pytest.approx(COST_S * factor)
+
+
+def test_a_small_change_is_followed_within_the_window() -> None:
+    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * 1.1] * (MOST_OBSERVATIONS // 2 + 1))
+    assert cost.cost_s() == pytest.approx(COST_S * 1.1)
+
+
+def test_the_last_value_stands_until_there_are_new_ones() -> None:
+    cost = fed([COST_S] * 3)
+    cost.begin_anew()
+    assert cost.cost_s() == pytest.approx(COST_S)
+    for factor in (9.0, 2.0):
+        cost.add(1000, factor * COST_S * 1000)
+        assert cost.cost_s() == pytest.approx(COST_S), "too little to go by"
+    cost.add(1000, 2 * COST_S * 1000)
+    assert cost.cost_s() == pytest.approx(2 * COST_S)
+
+
+def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:
+    cost = TypicalCost()
+    cost.add(1, ENOUGH_CPU_S / 4)
+    assert cost.cost_s() is None
+    cost.add(0, 1.0)
+    cost.add(1, 0.0)
+    assert cost.cost_s() is None
+    cost.add_measured(1, ENOUGH_CPU_S / 4)
+    assert cost.cost_s() == pytest.approx(ENOUGH_CPU_S / 4)
+
+
+def test_short_observations_count_together() -> None:
+    cost = TypicalCost()
+    for number in range(4000):
+        cost.add(1, 1e-4 * (1 + number % 2))  # a clock too coarse for one
+    assert cost.cost_s() == pytest.approx(1.5e-4, rel=0.02)
+    assert cost.window_s <= MOST_OBSERVATIONS * (LEAST_CPU_S + 2e-4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-6, 10.0)), min_size=1, max_size=60),
+    st.floats(1e-3, 1e3),
+)
+def test_a_cost_lies_between_the_extremes_and_keeps_its_unit(
+    seen: list[tuple[int, float]], scale: float
+) -> None:
+    cost = TypicalCost()
+    for samples, cpu_s in seen:
+        cost.add_measured(samples, cpu_s)
+    value_s = cost.cost_s()
+    each_s = [cpu_s / samples for samples, cpu_s in seen]
+    assert value_s is not None
+    assert min(each_s) * 0.999999 <= value_s <= max(each_s) * 1.000001

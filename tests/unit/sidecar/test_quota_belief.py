@@ -1,0 +1,96 @@
+"""Facts: a quota is believed from the start; a worker that is busy all along, unthrottled and with
+less than its quota, disproves it, the sooner the less it uses; throttling proves it again; bursts
+between waits, however slow, prove nothing either way; another quota begins anew.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_worker.sidecar.quota_belief import ALLOWANCES, QuotaBelief
+
+QUOTA = 0.8
+
+
+class Process:
+    """Reports of a process in steps of half a second."""
+
+    def __init__(self) -> None:
+        self.belief = QuotaBelief()
+        self.belief.change(QUOTA)
+        self.throttled_s = 0.0
+
+    def step(self, *, cores: float, waited: float = 0.0, throttled: float = 0.0) -> bool:
+        """Half a second of which so much is waiting or throttled; the CPU used while computing."""
+        compute_s = 0.5 * (1 - waited)
+        self.belief.add(
+            compute_s=compute_s, wall_s=0.5, waited_s=0.5 * waited, cpu_s=cores * compute_s
+        )
+        self.throttled_s += throttled * compute_s
+        self.belief.told(self.throttled_s)
+        return self.belief.holds
+
+
+def steps_until_disproved(**step: float) -> int | None:
+    process = Process()
+    return next((n for n in range(1, 100) if not process.step(**step)), None)
+
+
+def test_a_quota_is_believed_until_a_busy_worker_misses_it() -> None:
+    assert QuotaBelief().holds
+    assert steps_until_disproved(cores=0.2) == 2
+    slower = steps_until_disproved(cores=0.6)
+    assert slower is not None
+    assert 2 < slower <= ALLOWANCES
+    assert steps_until_disproved(cores=0.7) is None, "near enough"
+
+
+def test_a_doubt_without_fresh_evidence_passes() -> None:
+    process = Process()
+    for _ in range(ALLOWANCES):
+        process.step(cores=0.4)
+    seen = [process.step(cores=0.4, waited=0.5) for _ in range(100)]
+    assert not seen[30]
+    assert seen[-1]
+
+
+@pytest.mark.parametrize("cores", [0.3, 0.55, 0.9])
+def test_bursts_between_waits_prove_nothing(cores: float) -> None:
+    """Peers on the same machine burst at the same time: slow bursts are not what is to be had."""
+    assert steps_until_disproved(cores=cores, waited=0.4) is None
+
+
+def test_a_throttled_worker_is_held_by_its_quota() -> None:
+    assert steps_until_disproved(cores=0.7, throttled=0.2) is None
+
+
+def test_throttling_proves_the_quota_again() -> None:
+    process = Process()
+    for _ in range(ALLOWANCES):
+        process.step(cores=0.4)
+    assert not process.belief.holds
+    assert not process.step(cores=0.4, waited=0.5), "that shows nothing new"
+    for _ in range(ALLOWANCES):
+        process.step(cores=0.75, throttled=0.25)
+    assert process.belief.holds
+
+
+def test_another_quota_begins_anew() -> None:
+    process = Process()
+    for _ in range(ALLOWANCES):
+        process.step(cores=0.4)
+    assert not process.belief.change(QUOTA)
+    assert not process.belief.holds
+    assert process.belief.change(0.2)
+    assert process.belief.holds
+    assert process.step(cores=0.19, throttled=0.8)
+
+
+def test_sums_of_a_new_process_begin_again() -> None:
+    process = Process()
+    process.step(cores=0.7, throttled=0.3)
+    process.belief.trainer_started()
+    process.throttled_s = 0.0
+    for _ in range(ALLOWANCES):
+        process.step(cores=0.4)
+    assert not process.belief.holds
