@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.errors import DataError, Problem, SpecError
+from dlion_api.spec import load_job
 from dlion_cli.yaml_text import MOST_BYTES, Text, read_text
+from dlion_worker.policies.catalogue import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from dlion_api.spec import Job
 
 STDIN: Final = "-"
 _ROOTS: Final = ("apiVersion", "kind", "metadata", "spec")
@@ -167,3 +171,26 @@ def _check_mapping(place: Any, name: str, path: str) -> None:
         kind = "a list" if isinstance(place, list) else "a single value"
         advice = f"Write [0].{name} for its first item." if kind == "a list" else ""
         raise _CannotSetError(f"what stands before {name!r} in {path} is {kind}", advice)
+
+
+def refuse_suspended(job: Job, source: str) -> None:
+    """Raises: SpecError where the manifest says not to run it."""
+    if job.spec.suspend:
+        problem = Problem(
+            "spec.suspend",
+            "the job is suspended: there is nothing to run",
+            value="true",
+            allowed="false",
+            advice="Change it in the manifest, or give --set suspend=false",
+        )
+        raise SpecError([problem], source=source)
+
+
+def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | None) -> Job:
+    """The job, whose exchange policy is known here and takes the parameters that are given.
+
+    Raises: SpecError with all problems of the document, or else of the policy.
+    """
+    job = load_job(document, source=source, lines=lines)
+    parameters_of(job.spec, source=source, lines=lines)
+    return job

@@ -16,15 +16,16 @@ import click
 from rich.console import Console
 
 from dlion_api.document import to_document
-from dlion_api.errors import DLionError, Problem, SpecError
+from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
-from dlion_api.spec import Job, load_job
-from dlion_cli.interruption import Interruption, OutOfTimeError, interruptible
+from dlion_api.spec import Job
+from dlion_cli.ending import finish_broken, report_in_time
+from dlion_cli.interruption import Interruption, interruptible
 from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
-from dlion_cli.manifests import STDIN, apply_set, read_document
+from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document, refuse_suspended
 from dlion_cli.table import print_result
 from dlion_worker.environments import Plan, load_environment, unlimited_plan
 from dlion_worker.local.measuring import Comparison
@@ -32,7 +33,7 @@ from dlion_worker.local.runner import LocalRunner, RunOutcome
 from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder, kept_program_root
-from dlion_worker.results.summary import Ending, Json
+from dlion_worker.results.summary import Ending
 
 log = logging.getLogger(__name__)
 
@@ -142,10 +143,10 @@ def run(
     if resume is not None and out is not None:
         raise click.UsageError("--resume goes on in its own folder: leave --out away")
     document, lines = read_document(file)
-    job = load_job(
+    job = load_manifest(
         apply_set(document, assignments), source=str(file), lines=None if assignments else lines
     )
-    _refuse_suspended(job, str(file))
+    refuse_suspended(job, str(file))
     asked = _asked(job, environment)
     program_root = program_root_of(job, file, resume)
     now = datetime.now().astimezone()
@@ -169,7 +170,7 @@ def run(
                 privileged=False if unprivileged else None,
             )
         except (DLionError, OSError) as error:
-            _finish_broken(folder, error, now=now)
+            finish_broken(folder, error, now=now)
             raise
         return _finish(folder, ended, interruption, output=output, now=now)
 
@@ -187,18 +188,6 @@ def program_root_of(job: Job, file: Path, resume: Path | None) -> Path:
     if resume is not None and program and not (root / program).is_file():
         return kept_program_root(resume) or root
     return root
-
-
-def _refuse_suspended(job: Job, source: str) -> None:
-    if job.spec.suspend:
-        problem = Problem(
-            "spec.suspend",
-            "the job is suspended: there is nothing to run",
-            value="true",
-            allowed="false",
-            advice="Change it in the manifest, or give --set suspend=false",
-        )
-        raise SpecError([problem], source=source)
 
 
 def _asked(job: Job, environment: str | None) -> Asked:
@@ -280,44 +269,8 @@ def _finish(
         started_at=now.isoformat(timespec="seconds"),
     )
     summary = folder.finish(ending)
-    report = _report_in_time(folder, summary, interruption)
+    report = report_in_time(folder, summary, interruption)
     for problem in ended.problems:
         click.echo(f"dlion: {problem}", err=True)
     print_result(Console(), summary, folder=folder.path, report=report, output=output)
     return ended.exit_code
-
-
-def _finish_broken(folder: ResultFolder, error: Exception, *, now: datetime) -> None:
-    """Summary and page of a run that an error ended, where there is room for them."""
-    ending = Ending(
-        stop_reason="an error ended the run",
-        message=str(error),
-        succeeded=False,
-        started_at=now.isoformat(timespec="seconds"),
-    )
-    try:
-        _report(folder, folder.finish(ending))
-    except (DLionError, OSError) as another:
-        log.warning("the result folder could not be finished: %s", another)
-
-
-def _report_in_time(folder: ResultFolder, summary: Json, interruption: Interruption) -> Path | None:
-    """The page; None where the user, who has interrupted the run, would wait too long for it."""
-    try:
-        with interruption.in_time():
-            return _report(folder, summary)
-    except OutOfTimeError:
-        click.echo(
-            f"dlion: no time was left for the report; `dlion report {folder.path}` makes it",
-            err=True,
-        )
-        return None
-
-
-def _report(folder: ResultFolder, summary: Json) -> Path | None:
-    """The page, where there is anything to show: a run that never trained has none."""
-    if not summary["steps"]:
-        return None
-    from dlion_worker.results.report.page import write_report  # Matplotlib: only at the end
-
-    return write_report([folder.path], folder.report_path)

@@ -10,8 +10,7 @@ import click
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
-from dlion_api.spec import load_job
-from dlion_cli.manifests import STDIN, read_documents
+from dlion_cli.manifests import STDIN, load_manifest, read_documents
 
 if TYPE_CHECKING:
     from dlion_cli.yaml_text import Text
@@ -52,7 +51,7 @@ def _check_file(file: str) -> list[dict[str, Any]]:
 
 def _check_document(document: Text, source: str) -> dict[str, Any]:
     try:
-        job = load_job(document.value, source=source, lines=document.lines)
+        job = load_manifest(document.value, source=source, lines=document.lines)
     except SpecError as error:
         return _result(source, problems=error.problems)
     return _result(source, name=str(job.key), spec_hash=job.hash())

@@ -169,7 +169,7 @@ class Environment:
     def plan(
         self,
         workers: tuple[WorkerIdentity, ...],
-        machine_cores: float,
+        machine_cores: float | None,
         *,
         duration_s: float | None = None,
         source: str = "the job",

@@ -49,11 +49,14 @@ class _State:
 def plan_environment(
     environment: Environment,
     workers: tuple[WorkerIdentity, ...],
-    machine_cores: float,
+    machine_cores: float | None,
     duration_s: float | None,
     source: str,
 ) -> Plan:
-    """The plan. Raises: SpecError with every contradiction, naming environment and job."""
+    """The plan; `machine_cores` None: for virtual time, in which a relative unit is a core.
+
+    Raises: SpecError with every contradiction, naming environment and job.
+    """
     problems = [
         *_count_problems(environment, workers, source),
         *_change_problems(environment, duration_s, source),
@@ -61,7 +64,9 @@ def plan_environment(
     if problems:
         raise SpecError(problems, source=f"environment {environment.name}")
     states = _states(environment)
-    scale = _core_scale(environment, [state for _, state in states], machine_cores)
+    scale = 1.0
+    if machine_cores is not None:
+        scale = _core_scale(environment, [state for _, state in states], machine_cores)
     timeline = [
         (_seconds(change, duration_s), _conditions(environment, workers, state, scale))
         for change, state in states

@@ -38,10 +38,13 @@ class Reporter:
         incarnation: int,
         start_monotonic_s: float,
         send: Callable[[list[ProgressRecord]], None],
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock_s` is the clock by which the run began at `start_monotonic_s`."""
         self.rank = rank
         self.incarnation = incarnation
         self._start_s = start_monotonic_s
+        self._clock_s = clock_s
         self._send = send
         self._sent_bytes: dict[Rank, int] = {}
         self._acknowledged_bytes: dict[Rank, int] = {}
@@ -49,7 +52,7 @@ class Reporter:
 
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return time.monotonic() - self._start_s
+        return self._clock_s() - self._start_s
 
     def step(self, record: StepRecord) -> None:
         """One iteration."""

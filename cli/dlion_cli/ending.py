@@ -1,0 +1,52 @@
+"""How `dlion run` and `dlion simulate` end: summary and page, also when an error ended the run."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from dlion_api.errors import DLionError
+from dlion_cli.interruption import Interruption, OutOfTimeError
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.summary import Ending, Json
+
+log = logging.getLogger(__name__)
+
+
+def finish_broken(folder: ResultFolder, error: Exception, *, now: datetime) -> None:
+    """Summary and page of a run that an error ended, where there is room for them."""
+    ending = Ending(
+        stop_reason="an error ended the run",
+        message=str(error),
+        succeeded=False,
+        started_at=now.isoformat(timespec="seconds"),
+    )
+    try:
+        _report(folder, folder.finish(ending))
+    except (DLionError, OSError) as another:
+        log.warning("the result folder could not be finished: %s", another)
+
+
+def report_in_time(folder: ResultFolder, summary: Json, interruption: Interruption) -> Path | None:
+    """The page; None where the user, who has interrupted the run, would wait too long for it."""
+    try:
+        with interruption.in_time():
+            return _report(folder, summary)
+    except OutOfTimeError:
+        click.echo(
+            f"dlion: no time was left for the report; `dlion report {folder.path}` makes it",
+            err=True,
+        )
+        return None
+
+
+def _report(folder: ResultFolder, summary: Json) -> Path | None:
+    """The page, where there is anything to show: a run that never trained has none."""
+    if not summary["steps"]:
+        return None
+    from dlion_worker.results.report.page import write_report  # Matplotlib: only at the end
+
+    return write_report([folder.path], folder.report_path)

@@ -1,0 +1,98 @@
+"""`dlion simulate` as users start it: the same run again bit for bit, and what it is worth.
+
+Proves: threads and a busy machine change nothing; another seed does; replicas under `full` in lock
+step are identical; slower links make a run longer, not different; a result folder like a run's.
+Left out: pipes and clocks (tests/unit/simulation), how near to reality it is (benchmarks).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dlion_api.exit_codes import ExitCode
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
+
+FULL = (
+    "exchange.policy=full",
+    "exchange.codec=float32",
+    "synchronization.mode=synchronous",
+    "knowledgeTransfer.policy=none",
+)
+
+
+def simulate(out: Path, *flags: str, settings: tuple[str, ...] = (), steps: int = 25) -> Any:
+    """The summary of a simulated run of the quick start's job."""
+    settings = (*settings, f"trainer.stop.maxSteps={steps}", "trainer.evaluation.everySamples=2000")
+    command = [
+        sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", "quickstart",
+        "--out", str(out), "-o", "json", *flags,
+        *(word for setting in settings for word in ("--set", setting)),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def events(out: Path) -> bytes:
+    return (out / "events.jsonl").read_bytes()
+
+
+def test_a_seed_gives_the_same_run_whatever_else_the_machine_does(tmp_path: Path) -> None:
+    first = simulate(tmp_path / "first", "--threads", "1")
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        again = simulate(tmp_path / "again", "--threads", "2")
+    finally:
+        busy.kill()
+        busy.wait()
+    assert again["simulation"]["traceHash"] == first["simulation"]["traceHash"]
+    assert events(tmp_path / "first") == events(tmp_path / "again")
+    other = simulate(tmp_path / "other", "--seed", "2")
+    assert other["simulation"]["traceHash"] != first["simulation"]["traceHash"]
+
+
+def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_rate_of_links(
+    tmp_path: Path,
+) -> None:
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(
+        yaml.safe_dump({"name": "slow", "workers": [{"count": 4, "cores": 2, "mbitPerS": 4}]})
+    )
+    fast = tmp_path / "fast.yaml"
+    fast.write_text(
+        yaml.safe_dump({"name": "fast", "workers": [{"count": 4, "cores": 2, "mbitPerS": 400}]})
+    )
+    at_slow = simulate(tmp_path / "s", "-e", str(slow), settings=FULL)
+    at_fast = simulate(tmp_path / "f", "-e", str(fast), settings=FULL)
+    for summary in (at_slow, at_fast):
+        assert summary["drift"]["max"] == 0.0
+    assert at_slow["accuracy"]["mean"] == at_fast["accuracy"]["mean"]
+    assert at_slow["time_s"] > 2 * at_fast["time_s"]
+
+
+def test_the_result_folder_is_like_a_runs(tmp_path: Path) -> None:
+    summary = simulate(tmp_path / "out")
+    out = tmp_path / "out"
+    for name in ("job.yaml", "environment.yaml", "summary.json", "simulation.json", "report.html"):
+        assert (out / name).is_file(), name
+    assert (out / "models" / "plant-a" / "model.keras").is_file()
+    assert summary["ending"]["stop_reason"] == "maxSteps 25 reached"
+    assert summary["time_s"] == summary["simulation"]["virtualSeconds"]
+
+
+def test_a_job_that_the_environment_does_not_fit_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", "hetero-sys-a",
+         "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.SPEC
+    assert "6 workers" in done.stderr
+    assert not (tmp_path / "out").exists()

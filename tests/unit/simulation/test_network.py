@@ -1,0 +1,88 @@
+"""Transfers through shared pipes: how long they take, alone and beside others."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_worker.simulation.clock import VirtualClock
+from dlion_worker.simulation.network import WIRE_EFFICIENCY, Network
+
+RATE = 1e6
+
+
+def conditions(uplink: list[float], *, cut: frozenset[Rank] = frozenset()) -> Conditions:
+    """Workers with an uplink and a downlink of that rate each, shared by all links."""
+    everyone = frozenset(Rank(k) for k in range(len(uplink)))
+    return Conditions(
+        tuple(
+            WorkerConditions(
+                rank=Rank(k),
+                uplink=(Pipe(everyone - {k}, rate / WIRE_EFFICIENCY),),
+                downlink=(Pipe(everyone - {k}, rate / WIRE_EFFICIENCY),),
+                cut_peers=cut if k not in cut else everyone - {k},
+            )
+            for k, rate in enumerate(uplink)
+        )
+    )
+
+
+def finished(
+    network: Network, clock: VirtualClock, transfers: list[tuple[int, int, int]]
+) -> dict[tuple[int, int], float]:
+    times: dict[tuple[int, int], float] = {}
+
+    def through(link: tuple[int, int]) -> None:
+        times[link] = clock.now_s
+
+    for sender, receiver, size in transfers:
+        network.begin(Rank(sender), Rank(receiver), size, partial(through, (sender, receiver)))
+    while clock.advance():
+        pass
+    return times
+
+
+def test_a_transfer_alone_has_the_slower_of_both_ends() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([4 * RATE, RATE]))
+    assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(2.0)}
+
+
+def test_an_uplink_is_shared_and_what_ends_leaves_its_share_to_the_rest() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([RATE, 9 * RATE, 9 * RATE]))
+    times = finished(network, clock, [(0, 1, 1_000_000), (0, 2, 500_000)])
+    assert times[0, 2] == pytest.approx(1.0)
+    assert times[0, 1] == pytest.approx(1.5)
+
+
+def test_what_one_receiver_cannot_take_goes_to_the_others() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([RATE, RATE / 4, RATE]))
+    times = finished(network, clock, [(0, 1, 250_000), (0, 2, 750_000)])
+    assert times == {(0, 1): pytest.approx(1.0), (0, 2): pytest.approx(1.0)}
+
+
+def test_a_change_of_rate_holds_for_what_is_under_way() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([RATE, RATE]))
+    clock.after(1.0, lambda: network.set_conditions(conditions([RATE / 2, RATE])))
+    assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(3.0)}
+
+
+def test_nothing_passes_a_cut_link_until_it_is_restored() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([RATE, RATE], cut=frozenset({Rank(1)})))
+    clock.after(5.0, lambda: network.set_conditions(conditions([RATE, RATE])))
+    assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(6.0)}
+
+
+def test_a_transfer_that_is_given_up_never_ends_and_leaves_its_share() -> None:
+    clock = VirtualClock()
+    network = Network(clock, conditions([RATE, RATE, RATE]))
+    doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("given up"))
+    clock.after(1.0, lambda: network.end(doomed))
+    assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(1.5)}

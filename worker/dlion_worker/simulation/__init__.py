@@ -1,0 +1,7 @@
+"""Whole jobs in virtual time: real policies and real gradients, no sockets and no waiting.
+
+What goes in: a virtual clock (`clock`), links that share rates (`network`, `links`), what a step
+takes (`costs`), one worker driven as the trainer drives it (`worker`), and the run (`run`).
+What stays out: policies, batching, budgets and measuring, which are the very objects that trainer
+and sidecar use.
+"""

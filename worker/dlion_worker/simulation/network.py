@@ -1,0 +1,198 @@
+"""What is under way on all links, and how fast: every pipe is shared fairly.
+
+Owns the transfers and their rates. Called by `links`, transfer by transfer. A transfer takes part
+in the pipes of its link (the sender's uplink and the receiver's downlink, `environments.plan`);
+rates are max-min fair, as TCP streams in fair queues come to. Nothing is known here of messages.
+
+Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2 (progressive filling).
+Shape suffixes: F transfers, P pipes, M memberships of transfers in pipes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from dlion_api.names import Rank
+    from dlion_worker.environments.plan import Conditions
+    from dlion_worker.simulation.clock import Appointment, VirtualClock
+
+WIRE_EFFICIENCY = 1448 / 1514
+"""Payload of a full TCP segment over the bytes of its Ethernet frame: what `Pipe` rates count."""
+
+LEAST_BYTES = 1e-3
+"""Less than this of a transfer is none: what rounding leaves."""
+
+_ALIKE = 1 + 1e-9
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Bytes on their way over one link."""
+
+    sender: Rank
+    receiver: Rank
+    left_bytes: float
+    done: Callable[[], object]
+    number: int
+    bytes_per_s: float = 0.0
+
+
+class Network:
+    """All transfers of a run. Changes made at one moment take effect together."""
+
+    def __init__(self, clock: VirtualClock, conditions: Conditions) -> None:
+        self._clock = clock
+        self._conditions = conditions
+        self._transfers: list[Transfer] = []
+        self._pipes: dict[tuple[Rank, Rank], tuple[int, ...]] = {}
+        self._pipe_bytes_per_s: list[float] = []
+        self._index: dict[tuple[Rank, bool, int], int] = {}
+        self._settled_s = 0.0
+        self._number = 0
+        self._next: Appointment | None = None
+        self._replanning: Appointment | None = None
+
+    def begin(
+        self, sender: Rank, receiver: Rank, size_bytes: int, done: Callable[[], object]
+    ) -> Transfer:
+        """Starts a transfer; `done` is called when its last byte has left the link."""
+        self._settle()
+        self._number += 1
+        transfer = Transfer(sender, receiver, float(size_bytes), done, self._number)
+        self._transfers.append(transfer)
+        self._replan_soon()
+        return transfer
+
+    def end(self, transfer: Transfer) -> None:
+        """Gives a transfer up; `done` is not called."""
+        self._settle()
+        self._transfers.remove(transfer)
+        self._replan_soon()
+
+    def left_bytes(self, transfer: Transfer) -> float:
+        """Bytes of it that have not arrived yet."""
+        self._settle()
+        return transfer.left_bytes
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        """Other rates from now on."""
+        self._settle()
+        self._conditions = conditions
+        self._pipes.clear()
+        self._index.clear()
+        self._pipe_bytes_per_s.clear()
+        self._replan_soon()
+
+    def _settle(self) -> None:
+        """Brings what is left of each transfer up to now."""
+        passed_s = self._clock.now_s - self._settled_s
+        self._settled_s = self._clock.now_s
+        if passed_s <= 0:
+            return
+        for transfer in self._transfers:
+            moved = transfer.bytes_per_s * passed_s
+            transfer.left_bytes = max(0.0, transfer.left_bytes - moved)
+
+    def _replan_soon(self) -> None:
+        if self._replanning is None:
+            self._replanning = self._clock.after(0.0, self._replan)
+
+    def _replan(self) -> None:
+        """New rates for all, and the next moment at which one is through."""
+        self._replanning = None
+        self._settle()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if not self._transfers:
+            return
+        for transfer, rate in zip(self._transfers, self._rates(), strict=True):
+            transfer.bytes_per_s = rate
+        soonest_s = min(_seconds_left(transfer) for transfer in self._transfers)
+        if soonest_s < float("inf"):
+            self._next = self._clock.after(soonest_s, self._through)
+
+    def _through(self) -> None:
+        """Hands over what has arrived, in the order in which it was begun."""
+        self._next = None
+        self._settle()
+        # A nanosecond's worth is within the clock's rounding.
+        through = [t for t in self._transfers if t.left_bytes <= LEAST_BYTES + 2e-9 * t.bytes_per_s]
+        gone = {transfer.number for transfer in through}
+        self._transfers = [t for t in self._transfers if t.number not in gone]
+        self._replan_soon()
+        for transfer in through:
+            transfer.done()
+
+    def _rates(self) -> list[float]:
+        """Bytes per second of each transfer: all rise together, until a pipe is full."""
+        pipes_F = [self._pipes_of(t.sender, t.receiver) for t in self._transfers]
+        member_M = np.repeat(np.arange(len(pipes_F)), [len(pipes) for pipes in pipes_F])
+        pipe_M = np.fromiter((p for pipes in pipes_F for p in pipes), np.intp, len(member_M))
+        cut_F = np.array([self._is_cut(t) for t in self._transfers])
+        rate_F = np.where(cut_F, 0.0, np.inf)
+        room_P = np.array(self._pipe_bytes_per_s)
+        return [float(rate) for rate in _fair(room_P, member_M, pipe_M, rate_F, ~cut_F)]
+
+    def _pipes_of(self, sender: Rank, receiver: Rank) -> tuple[int, ...]:
+        known = self._pipes.get((sender, receiver))
+        if known is None:
+            own, other = self._conditions.worker(sender), self._conditions.worker(receiver)
+            up = [(sender, True, i) for i, p in enumerate(own.uplink) if receiver in p.peers]
+            down = [(receiver, False, i) for i, p in enumerate(other.downlink) if sender in p.peers]
+            known = self._pipes[sender, receiver] = tuple(self._pipe(key) for key in (*up, *down))
+        return known
+
+    def _pipe(self, key: tuple[Rank, bool, int]) -> int:
+        if key not in self._index:
+            rank, is_uplink, place = key
+            worker = self._conditions.worker(rank)
+            pipe = (worker.uplink if is_uplink else worker.downlink)[place]
+            self._index[key] = len(self._pipe_bytes_per_s)
+            self._pipe_bytes_per_s.append(pipe.bytes_per_s * WIRE_EFFICIENCY)
+        return self._index[key]
+
+    def _is_cut(self, transfer: Transfer) -> bool:
+        return transfer.receiver in self._conditions.worker(transfer.sender).cut_peers
+
+
+def _fair(
+    room_P: NDArray[np.float64],
+    member_M: NDArray[np.intp],
+    pipe_M: NDArray[np.intp],
+    rate_F: NDArray[np.float64],
+    rises_F: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Max-min fair rates: those that still rise get the share of the fullest pipe, and stop."""
+    room_P = room_P.copy()
+    while True:
+        rises_M = rises_F[member_M]
+        count_P = np.bincount(pipe_M[rises_M], minlength=len(room_P))
+        used_P = count_P > 0
+        if not used_P.any():
+            return rate_F
+        share_P = np.full(len(room_P), np.inf)
+        np.divide(room_P, count_P, out=share_P, where=used_P)
+        share = max(0.0, float(share_P.min()))
+        full_M = rises_M & (share_P[pipe_M] <= share * _ALIKE)
+        stops_F = np.zeros(len(rate_F), bool)
+        stops_F[member_M[full_M]] = True
+        rate_F[stops_F] = share
+        room_P -= share * np.bincount(pipe_M[stops_F[member_M]], minlength=len(room_P))
+        rises_F = rises_F & ~stops_F
+
+
+def _seconds_left(transfer: Transfer) -> float:
+    if transfer.left_bytes <= LEAST_BYTES or transfer.bytes_per_s == float("inf"):
+        return 0.0
+    if transfer.bytes_per_s <= 0:
+        return float("inf")
+    return transfer.left_bytes / transfer.bytes_per_s

@@ -1,0 +1,41 @@
+"""What a simulated run did, as one number: equal exactly where two runs were.
+
+Owns the hash over all records in the order made and over the final weights. Called by `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.records import record_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlion_api.progress import ProgressRecord
+    from dlion_worker.policies.interface import Flat
+
+
+class Trace:
+    """Hands records on and remembers what they were."""
+
+    def __init__(self, on_record: Callable[[ProgressRecord], None]) -> None:
+        self._on_record = on_record
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def take(self, records: Iterable[ProgressRecord]) -> None:
+        """Takes records in order."""
+        for record in records:
+            self._hash.update(record_to_json(record).encode())
+            self._on_record(record)
+
+    def weights(self, weights_D: Flat) -> None:
+        """Takes a replica's final weights."""
+        self._hash.update(np.ascontiguousarray(weights_D).data)
+
+    def hexdigest(self) -> str:
+        """32 hex digits."""
+        return self._hash.hexdigest()

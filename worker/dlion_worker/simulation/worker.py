@@ -1,0 +1,368 @@
+"""One worker in virtual time: the same policies, sidecar and replica, driven step by step.
+
+Owns what `trainer.loop` owns for a real worker: the order of directive, gradient, policies and
+what arrived. Called by `run`. A gradient is computed in a thread while virtual time stands still;
+its inputs are fixed when the step begins, so threads change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import ContractError
+from dlion_api.measurements import CpuAllowance, Peers, SpeedProbe, StepTiming
+from dlion_api.progress import StepRecord
+from dlion_api.reasons import EventReason
+from dlion_worker.policies.interface import (
+    Add,
+    BudgetsChanged,
+    Descend,
+    Descended,
+    Event,
+    Instruction,
+    LocalStepDone,
+    Machine,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Mix,
+    Refuse,
+    Replace,
+    Send,
+    SendWeights,
+)
+from dlion_worker.trainer.loop import DivergedError
+from dlion_worker.trainer.reporting import worth_telling
+from dlion_worker.trainer.stopping import JobProgress, stop_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Executor, Future
+
+    from dlion_api.measurements import Capacity, Directive
+    from dlion_api.membership import Membership
+    from dlion_api.names import Rank
+    from dlion_api.spec import Job
+    from dlion_worker.sidecar.director import Director
+    from dlion_worker.simulation.clock import Appointment, VirtualClock
+    from dlion_worker.simulation.costs import StepCosts
+    from dlion_worker.simulation.links import VirtualLink
+    from dlion_worker.trainer.replica import LocalReplica
+    from dlion_worker.trainer.reporting import Reporter
+    from dlion_worker.training.datasets import BatchStream
+    from dlion_worker.training.model import StepResult
+
+PROBE_CORE_S = 1.0
+"""Of measuring before the first step; outside virtual time, which begins with training."""
+
+PROBE_BYTES = 2**20
+
+
+class Phase(Enum):
+    """Where a worker stands."""
+
+    COMPUTING = auto()
+    HELD = auto()
+    STOPPED = auto()
+
+
+@dataclass
+class WorkerParts:
+    """What one virtual worker is put together from."""
+
+    job: Job
+    rank: Rank
+    replica: LocalReplica
+    stream: BatchStream
+    machine: Machine
+    director: Director
+    reporter: Reporter
+    training_set_samples: int
+    costs: StepCosts
+    units: float
+    """Relative compute: how many core seconds of the costs a second brings."""
+    links: dict[Rank, VirtualLink] = field(default_factory=dict)
+
+
+class Surroundings:
+    """What a worker asks of the run it takes part in."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        executor: Executor,
+        *,
+        told: Callable[[Rank, Capacity], None],
+        stepped: Callable[[VirtualWorker], None],
+        stopped: Callable[[Rank, str], None],
+    ) -> None:
+        """`told`: a capacity for the peers. `stepped`: an iteration is over. `stopped`: a stop
+        condition is met."""
+        self.clock, self.executor = clock, executor
+        self.told, self.stepped, self.stopped = told, stepped, stopped
+
+
+class VirtualWorker:
+    """Trains until it is told to stop."""
+
+    def __init__(self, parts: WorkerParts, around: Surroundings) -> None:
+        self.parts = parts
+        self.rank = parts.rank
+        self.progress = JobProgress()
+        self.phase = Phase.HELD
+        self.stopping: str | None = None
+        self._around = around
+        self._directive: Directive | None = None
+        self._told: Capacity | None = None
+        self._arrived: list[Event] = []
+        self._step: Future[StepResult] | None = None
+        self._due: Appointment | None = None
+        self._left_core_s = 0.0
+        self._since_s = 0.0
+        self._began_s = 0.0
+        self._computed_s = 0.0
+        self._batch_size = 0
+        self._iteration = 0
+        self._result: StepResult | None = None
+
+    # ---- before the first step -----------------------------------------------------------------
+
+    def meet(self, membership: Membership, alone_bytes_per_s: Mapping[Rank, float]) -> None:
+        """Membership, and what probes would have found out about links and this worker."""
+        parts, now_s = self.parts, self._around.clock.now_s
+        director = parts.director
+        director.trainer_started()
+        director.handle(Peers(membership, parts.training_set_samples), now_s)
+        director.handle(CpuAllowance(parts.units, 0.0, 0.0), now_s)
+        for peer, rate in alone_bytes_per_s.items():
+            if 0 < rate < float("inf"):
+                director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, now_s)
+        samples = max(1, parts.job.spec.batching.global_batch_size.initial // 4)
+        cost_s = parts.costs.core_s(samples)
+        repeated = max(1, round(PROBE_CORE_S / cost_s))
+        director.handle(
+            SpeedProbe(
+                samples=repeated * samples,
+                compute_s=repeated * cost_s / self.parts.units,
+                cpu_s=repeated * cost_s,
+                throttled_s=0.0,
+                quota_cores=parts.units,
+                largest_batch=samples,
+            ),
+            now_s,
+        )
+        self._tell()
+
+    def join(self, peers: Iterable[Rank]) -> None:
+        """All links are up."""
+        self._handle(MemberJoined(peer) for peer in peers)
+
+    def heard(self, capacity: Capacity) -> None:
+        """A peer's sidecar told its worker's capacity."""
+        self.parts.director.heard(capacity, 1)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Begins the next local step; its gradient comes when its time has passed."""
+        self.phase = Phase.COMPUTING
+        parts = self.parts
+        self._take_directive()
+        self._iteration = parts.machine.next_iteration()
+        x_B, y_B = parts.stream.next(self._next_batch_size())
+        self._batch_size = len(y_B)
+        self._step = self._around.executor.submit(parts.replica.model.step, x_B, y_B)
+        self._began_s = self._since_s = self._around.clock.now_s
+        self._left_core_s = parts.costs.core_s(self._batch_size)
+        self._schedule()
+
+    def change_units(self, units: float) -> None:
+        """Another share of the machine from now on, the step under way included."""
+        if self.phase is Phase.COMPUTING and self._due is not None:
+            now_s = self._around.clock.now_s
+            self._left_core_s -= (now_s - self._since_s) * self.parts.units
+            self._since_s = now_s
+            self._due.cancel()
+            self.parts.units = units
+            self._schedule()
+        else:
+            self.parts.units = units
+        self.parts.director.handle(CpuAllowance(units, 0.0, 0.0), self._around.clock.now_s)
+        self._tell()
+
+    def deliver(self, sender: Rank, message: Message) -> None:
+        """Takes a message: at once while held, else when the step under way is done."""
+        event = MessageArrived(sender, message)
+        if self.phase is Phase.COMPUTING:
+            self._arrived.append(event)
+        elif self.phase is Phase.HELD:
+            self._handle([event])
+            self._go_on()
+
+    def _schedule(self) -> None:
+        seconds = max(0.0, self._left_core_s) / self.parts.units
+        self._due = self._around.clock.after(seconds, self._step_done)
+
+    def _step_done(self) -> None:
+        assert self._step is not None
+        parts, result = self.parts, self._step.result()
+        self._step = self._due = None
+        if not result.finite:
+            raise DivergedError(
+                f"loss {result.loss} at iteration {self._iteration} of worker {self.rank}: it or "
+                "its gradient is not finite. Lower spec.trainer.optimizer.learningRate, or look "
+                "for bad samples in the data"
+            )
+        now_s = self._around.clock.now_s
+        self._result, self._computed_s = result, now_s - self._began_s
+        self.progress.advance(
+            self._iteration,
+            local_batch_size=self._batch_size,
+            global_batch_size=self._global_batch_size(),
+        )
+        self.progress.trained_s = now_s
+        self._take_directive()
+        rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
+        self._handle(
+            [
+                BudgetsChanged({p: room for p, room in rooms.items() if room is not None}),
+                LocalStepDone(self._iteration, result.gradient_D, self._batch_size, result.loss),
+            ]
+        )
+        self.phase = Phase.HELD
+        arrived, self._arrived = self._arrived, []
+        self._handle(arrived)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begins the next step unless peers must be heard before."""
+        if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
+            return
+        self._report()
+        self._around.stepped(self)
+        reason = stop_reason(
+            self.parts.job.spec.trainer.stop,
+            self.progress,
+            training_set_samples=self.parts.training_set_samples,
+        )
+        if reason is not None:
+            self._around.stopped(self.rank, reason)
+        if self.stopping is not None:
+            self.phase = Phase.STOPPED
+        else:
+            self.begin_step()
+
+    # ---- carrying out --------------------------------------------------------------------------
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            for instruction in self.parts.machine.handle(event):
+                self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        parts = self.parts
+        match instruction:
+            case Descend(gradient_D=gradient_D, samples=samples):
+                parts.replica.descend(
+                    gradient_D,
+                    batch_samples=samples,
+                    iteration=self.progress.iteration,
+                    samples=self.progress.own_samples,
+                )
+                for following in parts.machine.handle(Descended()):
+                    self._carry_out(following)
+            case Add(update_D=update_D):
+                parts.replica.add(update_D)
+            case Replace(weights_D=weights_D):
+                parts.replica.replace(weights_D)
+            case Send(peer=peer, message=message):
+                parts.links[peer].push(message)
+            case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
+                parts.replica.mix(weights_D, fraction)
+                parts.reporter.event(
+                    EventReason.KNOWLEDGE_TRANSFERRED,
+                    f"merged {fraction:g} of worker {sender}'s weights",
+                    iteration=self.progress.iteration,
+                )
+            case SendWeights(peer=peer, iteration=iteration):
+                payload = parts.replica.coded_weights()
+                parts.links[peer].push(Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case Refuse(peer=peer, reason=reason):
+                raise ContractError(f"worker {self.rank} refuses worker {peer}: {reason}")
+
+    def _report(self) -> None:
+        parts, now_s = self.parts, self._around.clock.now_s
+        assert self._result is not None
+        wall_s = now_s - self._began_s
+        cpu_s = parts.costs.core_s(self._batch_size)
+        waited_s = wall_s - self._computed_s
+        parts.reporter.step(
+            StepRecord(
+                time_s=now_s,
+                rank=self.rank,
+                incarnation=1,
+                iteration=self.progress.iteration,
+                loss=self._result.loss,
+                local_batch_size=self._batch_size,
+                global_batch_size=self._global_batch_size(),
+                learning_rate=parts.replica.learning_rate,
+                compute_s=self._computed_s,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                exchange_cpu_s=0.0,
+                waited_s=waited_s,
+                samples=self.progress.own_samples,
+            )
+        )
+        states = {peer: link.state() for peer, link in parts.links.items()}
+        parts.reporter.links(states, self._directive, self.progress.iteration)
+        self._tell_sidecar(wall_s, cpu_s, waited_s)
+
+    # ---- the sidecar ---------------------------------------------------------------------------
+
+    def _tell_sidecar(self, wall_s: float, cpu_s: float, waited_s: float) -> None:
+        director, now_s = self.parts.director, self._around.clock.now_s
+        for link in self.parts.links.values():
+            if worth_telling(delivery := link.take_delivery()):
+                director.handle(delivery, now_s)
+        director.handle(
+            StepTiming(
+                iteration=self.progress.iteration,
+                samples=self._batch_size,
+                compute_s=self._computed_s,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                compute_cpu_s=cpu_s,
+                waited_s=waited_s,
+            ),
+            now_s,
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        own = self.parts.director.capacities.own()
+        if own is not self._told and own.samples_per_s > 0:
+            self._told = own
+            self._around.told(self.rank, own)
+
+    def _take_directive(self) -> None:
+        directive = self.parts.director.directive
+        if directive is None or directive is self._directive:
+            return
+        self._directive = directive
+        for peer, link in self.parts.links.items():
+            link.set_budget(directive.budget_bytes.get(peer))
+        self.parts.reporter.directive(directive, self.progress.iteration)
+
+    def _next_batch_size(self) -> int:
+        if self._directive is not None:
+            return self._directive.local_batch_size
+        return max(1, self._global_batch_size() // (1 + len(self.parts.links)))
+
+    def _global_batch_size(self) -> int:
+        if self._directive is not None:
+            return self._directive.global_batch_size
+        return self.parts.job.spec.batching.global_batch_size.initial
