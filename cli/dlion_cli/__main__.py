@@ -16,6 +16,7 @@ from dlion_cli.failures import exit_code_of, message_of
 COMMANDS: Final = {
     "run": ("dlion_cli.run:run", "Train a job on this machine."),
     "simulate": ("dlion_cli.simulate:simulate", "Train a job in virtual time."),
+    "compare": ("dlion_cli.compare:compare", "Compare policies in simulated runs."),
     "report": ("dlion_cli.report:report", "Make report.html of a result folder."),
     "validate": ("dlion_cli.validate:validate", "Check manifests."),
     "explain": ("dlion_cli.explain:explain", "Say what a field of the manifest means."),

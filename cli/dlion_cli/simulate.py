@@ -78,6 +78,7 @@ class Simulated:
     "--threads", type=click.IntRange(1, 1024), metavar="N",
     help="Gradients computed at a time; changes nothing but the waiting. Default: all cores.",
 )  # fmt: skip
+@click.option("--no-report", is_flag=True, help="Do without report.html.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR",
     help="Result folder (new or empty). Default: runs/<job>-<time>.",
@@ -98,6 +99,7 @@ def simulate(
     seed: int | None,
     fixed_core_s: float,
     threads: int | None,
+    no_report: bool,
     out: Path | None,
     data_root: Path,
     output: str,
@@ -145,7 +147,10 @@ def simulate(
         except (DLionError, OSError) as error:
             finish_broken(folder, error, now=now)
             raise
-        _finish(folder, simulated, stop_reason, interruption, output=output, now=now)
+        _finish(
+            folder, simulated, stop_reason, interruption,
+            output=output, now=now, with_report=not no_report,
+        )  # fmt: skip
         return ExitCode.OK
 
 
@@ -202,12 +207,13 @@ def _finish(
     *,
     output: str,
     now: datetime,
+    with_report: bool,
 ) -> None:
     ending = Ending(stop_reason=stop_reason, started_at=now.isoformat(timespec="seconds"))
     summary = folder.finish(ending)
     text = json.dumps(simulated.document(), indent=2) + "\n"
     write_atomically(folder.path / SIMULATION, text.encode(), mode=0o644)
-    report = report_in_time(folder, summary, interruption)
+    report = report_in_time(folder, summary, interruption) if with_report else None
     if output == "json":
         summary = {**summary, "simulation": simulated.document()}
     print_result(Console(), summary, folder=folder.path, report=report, output=output)

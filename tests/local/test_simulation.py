@@ -96,3 +96,39 @@ def test_a_job_that_the_environment_does_not_fit_is_refused(tmp_path: Path) -> N
     assert done.returncode == ExitCode.SPEC
     assert "6 workers" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def compare(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "dlion_cli", "compare", str(DIGITS), "-e", "quickstart",
+        "--out", str(out), "--seconds", "60", "--target-accuracy", "0.3", *flags,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_comparison_runs_every_column_once_and_is_taken_up_again(tmp_path: Path) -> None:
+    flags = ("--policies", "full,ideal", "--seeds", "1", "--variant", "even:batching.policy=even")
+    first = compare(tmp_path, *flags, "-o", "json")
+    assert first.returncode == 0, first.stderr
+    rows = {row["variant"]: row for row in json.loads(first.stdout)["rows"]}
+    assert list(rows) == ["full", "ideal", "even"]
+    assert rows["ideal"]["sent_bytes"]["median"] == 0
+    assert rows["full"]["sent_bytes"]["median"] > 0
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
+    assert len(times) == 3
+    again = compare(tmp_path, *flags, "-o", "json")
+    assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(tmp_path: Path) -> None:
+    for flags, words in (
+        (("--policies", "dlion,nonsense"), "there is no exchange policy of that name"),
+        (("--variant", "nothing"), "allowed: NAME:PATH=VALUE"),
+        (("--variant", "wrong:exchange.codec=morse"), "spec.exchange.codec"),
+        (("-e", "homo-a"), "6 workers"),
+    ):
+        done = compare(tmp_path / "out", *flags)
+        assert done.returncode, flags
+        assert words in " ".join(done.stderr.split()), done.stderr
+        assert not (tmp_path / "out").exists()

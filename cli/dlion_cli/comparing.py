@@ -1,0 +1,240 @@
+"""The runs of a comparison: planned, carried out in processes, taken up again, read.
+
+Called by `compare`. A run that is there already, finished and started with the same settings, is
+not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from dlion_api.document import to_document
+from dlion_api.errors import DLionError
+from dlion_worker.environments import load_environment
+from dlion_worker.results.comparison import Figures, Goal, Row, better, figures_of
+from dlion_worker.results.folder import SUMMARY
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ASKED = "compared.json"
+_ONE_WORKER = (
+    "sites=[{name: ideal, groups: [{name: all, workers: 1}]}]",
+    "minSites=1",
+    "exchange.policy=none",
+    "trainer.dataset.partition=iid",
+    "trainer.dataset.siteClasses=[]",
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column: a name and what of the manifest it changes."""
+
+    name: str
+    settings: tuple[str, ...]
+    is_ideal: bool = False
+    """One machine with the summed compute of the environment, and no network."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Everything that is compared."""
+
+    file: Path
+    variants: tuple[Variant, ...]
+    environments: tuple[str, ...]
+    assignments: tuple[str, ...]
+    seeds: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    target_accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run."""
+
+    variant: Variant
+    environment: str
+    learning_rate: float
+    seed: int
+
+    def settings(self, matrix: Matrix) -> tuple[str, ...]:
+        """What is set in the manifest."""
+        one = _ONE_WORKER if self.variant.is_ideal else ()
+        rate = f"trainer.optimizer.learningRate={self.learning_rate:g}"
+        return (*matrix.assignments, rate, *self.variant.settings, *one)
+
+    @property
+    def folder(self) -> Path:
+        """Within the comparison's folder."""
+        environment = Path(self.environment).stem
+        parts = (environment, self.variant.name, f"lr-{self.learning_rate:g}", f"seed-{self.seed}")
+        return Path(*(re.sub(r"[^\w.=+-]+", "-", part) for part in parts))
+
+
+class Runs:
+    """Carries runs out, so many at a time, below one folder."""
+
+    def __init__(self, out: Path, *, data_root: Path, jobs: int, console: Console) -> None:
+        self._out, self._data_root = out, data_root
+        self._jobs, self._console = jobs, console
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._given_up = False
+        self._done = self._count = 0
+
+    def compared(self, matrix: Matrix) -> list[Row]:
+        """All rows, learning rates chosen first. Raises: DLionError where a run fails."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        rates = self._chosen_rates(matrix)
+        planned = [
+            Planned(variant, environment, rates[variant.name], seed)
+            for environment in matrix.environments
+            for variant in matrix.variants
+            for seed in matrix.seeds
+        ]
+        figures = self._all(planned, matrix)
+        return [
+            Row(
+                Path(environment).stem,
+                variant.name,
+                rates[variant.name],
+                tuple(
+                    figures[one]
+                    for one in planned
+                    if one.environment == environment and one.variant == variant
+                ),
+            )
+            for environment in matrix.environments
+            for variant in matrix.variants
+        ]
+
+    def _chosen_rates(self, matrix: Matrix) -> dict[str, float]:
+        """For each column the learning rate that does best with the first seed."""
+        if len(matrix.learning_rates) == 1:
+            return {variant.name: matrix.learning_rates[0] for variant in matrix.variants}
+        environment, seed = matrix.environments[0], matrix.seeds[0]
+        planned = [
+            Planned(variant, environment, rate, seed)
+            for variant in matrix.variants
+            for rate in matrix.learning_rates
+        ]
+        figures = self._all(planned, matrix)
+        best: dict[str, Row] = {}
+        for one in planned:
+            row = Row(environment, one.variant.name, one.learning_rate, (figures[one],))
+            known = best.get(row.variant)
+            if known is None or better(row, known):
+                best[row.variant] = row
+        return {name: row.learning_rate for name, row in best.items()}
+
+    def _all(self, planned: Sequence[Planned], matrix: Matrix) -> dict[Planned, Figures]:
+        self._done, self._count = 0, len(planned)
+        with ThreadPoolExecutor(self._jobs) as executor:
+            try:
+                found = list(executor.map(lambda one: self._one(one, matrix), planned))
+            except BaseException:
+                self._give_up()
+                executor.shutdown(cancel_futures=True)
+                raise
+        return dict(zip(planned, found, strict=True))
+
+    def _give_up(self) -> None:
+        """Ends what is running; nothing new begins."""
+        with self._lock:
+            self._given_up = True
+            children = list(self._children)
+        for child in children:
+            child.terminate()
+
+    def _one(self, planned: Planned, matrix: Matrix) -> Figures:
+        from dlion_worker.results.report.runs import load_run
+
+        folder = self._out / planned.folder
+        command = self._command(planned, matrix, folder)
+        asked = json.dumps(_identity(command, matrix), indent=2) + "\n"
+        if not _is_done(folder, asked):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._run(command, planned)
+            (folder / ASKED).write_text(asked)
+        goal = Goal(matrix.target_accuracy, matrix.seconds)
+        figures = figures_of(load_run(folder, planned.variant.name), goal, seed=planned.seed)
+        self._tell(planned, figures)
+        return figures
+
+    def _command(self, planned: Planned, matrix: Matrix, folder: Path) -> list[str]:
+        settings = [word for one in planned.settings(matrix) for word in ("--set", one)]
+        return [
+            sys.executable, "-m", "dlion_cli", "simulate", str(matrix.file),
+            "--environment", self._environment(planned), "--seed", str(planned.seed),
+            "--threads", "1", "--no-report", "--out", str(folder),
+            "--data-root", str(self._data_root), "-o", "json", *settings,
+        ]  # fmt: skip
+
+    def _environment(self, planned: Planned) -> str:
+        """By name, or the file of the one machine that has it all."""
+        if not planned.variant.is_ideal:
+            return planned.environment
+        loaded = load_environment(planned.environment)
+        document = {
+            "name": f"{loaded.name}-as-one",
+            "workers": [{"cores": sum(m.count * m.cores for m in loaded.workers)}],
+            "samplesPerSPerCore": to_document(loaded)["samplesPerSPerCore"],
+        }
+        path = self._out / f"{Path(planned.environment).stem}-as-one.yaml"
+        with self._lock:
+            path.write_text(yaml.safe_dump(document, sort_keys=False))
+        return str(path)
+
+    def _run(self, command: list[str], planned: Planned) -> None:
+        with self._lock:
+            if self._given_up:
+                raise DLionError("given up")
+            child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            self._children.add(child)
+        try:
+            _, said = child.communicate()
+        finally:
+            with self._lock:
+                self._children.discard(child)
+        if child.returncode:
+            words = said.decode(errors="replace").strip()
+            raise DLionError(f"{planned.folder}: the run failed: {words[-2000:]}")
+
+    def _tell(self, planned: Planned, figures: Figures) -> None:
+        with self._lock:
+            self._done += 1
+            number = f"{self._done}/{self._count}"
+        accuracy = "—" if figures.accuracy is None else f"{figures.accuracy:.1%}"
+        self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)
+
+
+def _identity(command: Iterable[str], matrix: Matrix) -> dict[str, object]:
+    """What a run was asked for: its command, and the manifest as it then was."""
+    text = matrix.file.read_bytes() if matrix.file.is_file() else b""
+    words = list(command)[1:]
+    return {"command": words, "manifest": hashlib.sha256(text).hexdigest()}
+
+
+def _is_done(folder: Path, asked: str) -> bool:
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+        return (folder / ASKED).read_text() == asked and summary["ending"]["succeeded"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

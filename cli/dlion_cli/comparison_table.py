@@ -1,0 +1,55 @@
+"""The table of a comparison in one environment: median (range) over seeds of each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_cli.comparing import Matrix
+from dlion_cli.figures import NOT_KNOWN, share, size
+from dlion_worker.results.comparison import Row, Spread
+
+
+def comparison_table(environment: str, rows: Sequence[Row], matrix: Matrix, *, ideal: str) -> Table:
+    """One line for each column of the comparison, in the order in which they were named."""
+    title = f"{environment}: {len(matrix.seeds)} seeds, {matrix.seconds:g} virtual seconds"
+    table = Table(show_lines=True, title=Text(title, style="bold"), title_justify="left")
+    for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "bytes\nto it",
+                 "accuracy\nat the end", "drift", "rate"):  # fmt: skip
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    best = next((row for row in rows if row.variant == ideal), None)
+    ideal_s = None if best is None else best.spread("time_to_target_s").median
+    for row in rows:
+        time_s = row.spread("time_to_target_s")
+        of_ideal = share(ideal_s / time_s.median) if ideal_s and time_s.median else NOT_KNOWN
+        table.add_row(
+            row.variant,
+            spelt(time_s, lambda value: f"{value:.0f}"),
+            of_ideal,
+            spelt(row.spread("bytes_to_target"), size),
+            spelt(row.spread("accuracy"), lambda value: f"{value * 100:.1f}"),
+            spelt(row.spread("drift"), lambda value: f"{value:.3f}"),
+            f"{row.learning_rate:g}",
+        )
+    return table
+
+
+def spelt(spread: Spread, form: Callable[[float], str]) -> str:
+    """Median; below it the range, and how many seeds have no value.
+
+    >>> spelt(Spread(2.0, 1.0, 4.0), lambda value: f"{value:.0f}").splitlines()
+    ['2', '1 to 4']
+    >>> spelt(Spread(None, 3.0, 3.0, missing=2), lambda value: f"{value:.0f}").splitlines()
+    ['—', '3 to 3', '2 never']
+    """
+    if spread.least is None or spread.most is None:
+        return NOT_KNOWN
+    middle = NOT_KNOWN if spread.median is None else form(spread.median)
+    if spread.least == spread.most and not spread.missing:
+        return middle
+    lines = [middle, f"{form(spread.least)} to {form(spread.most)}"]
+    if spread.missing:
+        lines.append(f"{spread.missing} never")
+    return "\n".join(lines)
