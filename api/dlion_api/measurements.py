@@ -92,6 +92,8 @@ class Peers:
 
     membership: Membership
     training_set_samples: int
+    own_samples: int = 0
+    """Of those, this worker's; 0: not told."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Capacity:
     training_set_samples: int = 0
     """All workers' samples as that worker counts them: where the data grows, as if all had as many
     as it has itself, so that the mean over workers is right. 0: not told."""
+    own_samples: int = 0
+    """Samples that this worker trains on; 0: not told."""
 
 
 @dataclass(frozen=True)

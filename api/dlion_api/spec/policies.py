@@ -81,6 +81,13 @@ class Batching:
         "equal shares, or shares that follow each worker's measured samples per second.",
         default="weighted",
     )
+    data_fraction: float = setting(
+        "part of the batch that is shared out by the workers' numbers of samples instead: data that"
+        " come to a worker then raise its share.",
+        default=0.0,
+        minimum=0,
+        maximum=1,
+    )
     global_batch_size: GlobalBatchSize = setting(
         "the samples of all workers in one iteration.", default=GlobalBatchSize()
     )
@@ -119,7 +126,11 @@ class Exchange:
         maximum=100,
         unit="percent",
     )
-    residual: Literal["none"] = setting("what becomes of entries not sent.", default="none")
+    residual: Literal["none", "shared", "perLink"] = setting(
+        "what becomes of entries that dlion does not send: lost; kept, once for all links; kept for"
+        " each link (memory for a gradient each).",
+        default="none",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -128,6 +139,13 @@ class Exchange:
             holds=lambda it: it.policy != "dlion-published" or it.weighting == "dlion_ratio",
             reads=("weighting", "policy"),
             advice="Set weighting: dlion_ratio, or policy: dlion.",
+        ),
+        Rule(
+            cel="self.policy == 'dlion' || self.residual == 'none'",
+            message="residual is for policy dlion",
+            holds=lambda it: it.policy == "dlion" or it.residual == "none",
+            reads=("residual", "policy"),
+            advice="Leave it out; policy topk takes parameters.residual.",
         ),
     )
 

@@ -28,6 +28,7 @@ class CapacityShare(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     TRAINING_SET_SAMPLES_FIELD_NUMBER: _builtins.int
+    OWN_SAMPLES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -38,6 +39,8 @@ class CapacityShare(_message.Message):
     iteration: _builtins.int
     training_set_samples: _builtins.int
     """all workers' samples, as this worker counts them"""
+    own_samples: _builtins.int
+    """this worker's own"""
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class CapacityShare(_message.Message):
         source: _builtins.str = ...,
         iteration: _builtins.int = ...,
         training_set_samples: _builtins.int = ...,
+        own_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "iteration", b"iteration", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "iteration", b"iteration", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

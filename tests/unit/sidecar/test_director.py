@@ -219,6 +219,30 @@ def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
     assert train(range(60, 120)) == [400, 400]
 
 
+@pytest.mark.parametrize(
+    ("fraction", "before", "after"), [(0.0, [100, 100], [100, 100]), (0.5, [100, 100], [75, 125])]
+)
+def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
+    fraction: float, before: list[int], after: list[int]
+) -> None:
+    job = job_of(2, dataFraction=fraction, globalBatchSize={"initial": 200, "growth": False})
+    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+
+    def train(iterations: range) -> list[int]:
+        for iteration in iterations:
+            for director in directors:
+                director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+            for own, other in (directors, reversed(directors)):
+                own.heard(other.capacities.own(), 1)
+        return [d.directive.local_batch_size for d in directors if d.directive is not None]
+
+    for director in directors:
+        director.handle(Peers(membership_of(job), 2000, 1000), 0.0)
+    assert train(range(1, 20)) == before
+    directors[1].handle(Peers(membership_of(job), 6000, 3000), 20.0)
+    assert train(range(20, 40)) == after
+
+
 def test_an_even_policy_ignores_capacities() -> None:
     director = Director(job_of(2, policy="even"), Rank(0))
     director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)

@@ -111,6 +111,24 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
         at_least_one |= too_small
 
 
+def blended(
+    capacity_samples_per_s: Mapping[Rank, float],
+    samples: Mapping[Rank, int],
+    data_fraction: float,
+) -> dict[Rank, float]:
+    """Weights of the workers: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
+
+    >>> from dlion_api.names import Rank
+    >>> blended({Rank(0): 30.0, Rank(1): 10.0}, {Rank(0): 100, Rank(1): 300}, 0.5)
+    {0: 0.5, 1: 0.5}
+    """
+    speed, data = math.fsum(capacity_samples_per_s.values()), sum(samples.values())
+    return {
+        rank: (1 - data_fraction) * capacity / speed + data_fraction * samples[rank] / data
+        for rank, capacity in capacity_samples_per_s.items()
+    }
+
+
 class BatchShares:
     """Local batch sizes that follow capacities, but not their noise.
 
@@ -119,16 +137,24 @@ class BatchShares:
     of it and by more than one sample; then all shares are taken anew.
     """
 
-    def __init__(self, *, weighted: bool = True, tolerance_fraction: float = 0.05) -> None:
+    def __init__(
+        self, *, weighted: bool = True, tolerance_fraction: float = 0.05, data_fraction: float = 0.0
+    ) -> None:
+        """`data_fraction` of the batch follows the workers' samples, the rest their capacities."""
         self._weighted = weighted
+        self._data_fraction = data_fraction
         self._tolerance_fraction = tolerance_fraction
         self._current: dict[Rank, int] = {}
         self._global_batch_size = 0
 
     def update(
-        self, global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]
+        self,
+        global_batch_size: int,
+        capacity_samples_per_s: Mapping[Rank, float],
+        samples: Mapping[Rank, int] | None = None,
     ) -> dict[Rank, int]:
-        """Every worker's local batch size now. With `weighted=False` capacities count as equal.
+        """Every worker's local batch size now. With `weighted=False` capacities count as equal;
+        without the `samples` of every worker only capacities count.
 
         Raises:
             ValueError: as `shares`.
@@ -136,6 +162,8 @@ class BatchShares:
         capacity = (
             capacity_samples_per_s if self._weighted else dict.fromkeys(capacity_samples_per_s, 1.0)
         )
+        if self._data_fraction and samples and samples.keys() == capacity.keys():
+            capacity = blended(capacity, samples, self._data_fraction)
         target = shares(global_batch_size, capacity)
         if (
             global_batch_size != self._global_batch_size

@@ -5,7 +5,7 @@ Owns what counts as a change worth telling. Called by the director. Pure; sends 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.names import Rank
@@ -31,12 +31,14 @@ class Capacities:
         *,
         regular: bool,
         training_set_samples: int = 0,
+        own_samples: int = 0,
     ) -> bool:
         """Takes this worker's own estimate; whether the published value changed enough to be told
         at once. `regular`: it is time for a telling anyway, so small changes go out too."""
         known = self._known.get(self._rank)
         value = estimate.samples_per_s
-        if known is not None and known.training_set_samples == training_set_samples:
+        data = (training_set_samples, own_samples)
+        if known is not None and (known.training_set_samples, known.own_samples) == data:
             change = abs(value - known.samples_per_s)
             if change <= (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s):
                 return False
@@ -46,7 +48,7 @@ class Capacities:
             estimate.window_s,
             estimate.source,
             iteration,
-            training_set_samples,
+            *data,
         )
         return True
 
@@ -70,6 +72,7 @@ class Capacities:
             known is None
             or known.samples_per_s != capacity.samples_per_s
             or known.training_set_samples != capacity.training_set_samples
+            or known.own_samples != capacity.own_samples
         )
 
     def resume(self, samples_per_s: dict[Rank, float]) -> None:
@@ -91,6 +94,11 @@ class Capacities:
         known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
         told = [one.training_set_samples for one in known if one.training_set_samples]
         return round(sum(told) / len(told)) if told else 0
+
+    def own_samples(self, ranks: Collection[Rank]) -> dict[Rank, int]:
+        """How much data each of those workers has; empty until all have told."""
+        told = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
+        return told if len(told) == len(ranks) and all(told.values()) else {}
 
     def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
         """Samples per second of those of them that are known."""

@@ -57,10 +57,11 @@ class Director:
         self._shares = BatchShares(
             weighted=job.spec.batching.policy == "weighted",
             tolerance_fraction=SHARE_TOLERANCE_FRACTION,
+            data_fraction=job.spec.batching.data_fraction,
         )
         self._batches: Mapping[Rank, int] = {}
         self._membership: Membership | None = None
-        self._training_set_samples = 0
+        self._training_set_samples = self._own_samples = 0
         self._iteration = 0
         self._version = 0
         self._published_s = float("-inf")
@@ -96,6 +97,7 @@ class Director:
             case Peers():
                 self._membership = record.membership
                 self._training_set_samples = record.training_set_samples
+                self._own_samples = record.own_samples
                 self.links.set_peers(member.identity.rank for member in self.peers())
             case Directive():
                 self._resume(record)
@@ -178,6 +180,7 @@ class Director:
             self._iteration,
             regular=regular,
             training_set_samples=self._training_set_samples,
+            own_samples=self._own_samples,
         ):
             self._published_s = now_s
 
@@ -210,7 +213,9 @@ class Director:
         # What all have published, so that sidecars agree on the batch where data come to one.
         samples = self.capacities.training_set_samples(active) or self._training_set_samples
         global_size = self._global_batch.at(self._iteration + 1, samples)
-        shares = self._batches = self._shares.update(global_size, self.capacities.among(active))
+        shares = self._batches = self._shares.update(
+            global_size, self.capacities.among(active), self.capacities.own_samples(active)
+        )
         wanted = Directive(
             version=self._version + 1,
             local_batch_size=shares[self._rank],

@@ -53,6 +53,7 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         source=str(capacity.source),
         iteration=capacity.iteration,
         training_set_samples=capacity.training_set_samples,
+        own_samples=capacity.own_samples,
     )
 
 
@@ -69,6 +70,7 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         ("samples_per_s", share.samples_per_s, MOST_SAMPLES_PER_S),
         ("window_s", share.window_s, MOST_SAMPLES_PER_S),
         ("training_set_samples", share.training_set_samples, MOST_TRAINING_SET_SAMPLES),
+        ("own_samples", share.own_samples, MOST_TRAINING_SET_SAMPLES),
     ):
         if not (math.isfinite(value) and 0.0 <= value <= most):
             raise ContractError(f"{who}: {name} {value}; allowed: 0 to {most:g}")
@@ -85,4 +87,5 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         source,
         share.iteration,
         share.training_set_samples,
+        share.own_samples,
     )

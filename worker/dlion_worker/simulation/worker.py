@@ -135,7 +135,8 @@ class VirtualWorker:
         parts, now_s = self.parts, self._around.clock.now_s
         director = parts.director
         director.trainer_started()
-        director.handle(Peers(membership, parts.training_set_samples), now_s)
+        peers = Peers(membership, parts.training_set_samples, parts.stream.samples)
+        director.handle(peers, now_s)
         director.handle(CpuAllowance(parts.units, 0.0, 0.0), now_s)
         for peer, rate in alone_bytes_per_s.items():
             if 0 < rate < float("inf"):

@@ -65,7 +65,9 @@ class Companions:
         with self._telling:
             membership = self._coordination.membership()
             if membership is not None:
-                self._sidecar.send(Peers(membership, self.training_set_samples()))
+                self._sidecar.send(
+                    Peers(membership, self.training_set_samples(), self._stream.samples)
+                )
 
     def tell_speed(self, inbox: Inbox, stopped: Callable[[], str | None]) -> None:
         """Measures this worker's speed and waits, not for ever, until the sidecar knows all."""
