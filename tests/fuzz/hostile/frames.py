@@ -16,7 +16,7 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
 from dlion_worker.exchange.client import _acknowledgement
 from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import Inbox
+from dlion_worker.exchange.framing import Inbox, cut_payload
 from dlion_worker.exchange.transfer import Assembly, cut
 from dlion_worker.exchange.window import Outbox, QueueRule
 from dlion_worker.policies.interface import Message, MessageKind
@@ -119,11 +119,12 @@ def _received(inbox: Inbox, stream: list[bytes], sent: set[bytes], altered: byte
     """Whether the receiver takes the whole stream."""
     for data in stream:
         try:
-            frame = inbox.parse(data)
+            head, cut = cut_payload(data)
+            frame = inbox.parse(head)
             if frame.HasField("hello"):
                 inbox.greeted(frame.hello)
                 continue
-            message = inbox.feed(frame, 0.0)
+            message = inbox.feed(frame, 0.0, cut)
         except ContractError:
             return False
         if message is not None and (payload := bytes(message.payload)) not in sent:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
-from dlion_api.wire.exchange_pb2 import Frame, Hello
+from dlion_api.wire.exchange_pb2 import Frame, Header, Hello
 from dlion_worker.exchange.framing import (
     MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
@@ -21,6 +22,7 @@ from dlion_worker.exchange.framing import (
     Reassembler,
     check_outgoing,
     chunk_bytes,
+    cut_payload,
 )
 from dlion_worker.policies.interface import Message, MessageKind
 
@@ -212,3 +214,62 @@ def test_chunks_keep_to_their_bounds(total: int, limit: int) -> None:
 
 def test_a_megabyte_goes_in_two_chunks_where_the_window_allows() -> None:
     assert -(-1_000_000 // chunk_bytes(1_000_000, 2**30)) == 2
+
+
+FRAMES = st.builds(
+    Frame,
+    message=st.integers(0, 2**64 - 1),
+    offset=st.integers(0, 2**64 - 1),
+    payload=st.binary(max_size=300),
+    checksum=st.integers(0, 2**32 - 1),
+    back_to_back=st.booleans(),
+    header=st.none() | st.builds(Header, total_bytes=st.integers(0, 2**40)),
+)
+
+
+def means(data: bytes) -> Frame | None:
+    """What protobuf makes of these bytes."""
+    try:
+        return Frame.FromString(data)
+    except DecodeError:
+        return None
+
+
+def cut_means(data: bytes) -> Frame | None:
+    """The same by way of a payload that is cut off first."""
+    head, payload = cut_payload(data)
+    frame = means(head)
+    if frame is not None and payload is not None:
+        frame.payload = bytes(payload)
+    return frame
+
+
+@given(FRAMES, st.binary(max_size=30), st.binary(max_size=30))
+def test_a_payload_that_is_cut_off_first_is_the_one_that_protobuf_reads(
+    frame: Frame, before: bytes, after: bytes
+) -> None:
+    ours = OutgoingMessage(Message(MessageKind.GRADIENT, 1, 1, payload=frame.payload))
+    ours.begin(1)
+    for data in (
+        ours.next_frame(len(frame.payload), back_to_back=True),
+        frame.SerializeToString(),
+        before + frame.SerializeToString() + after,
+        frame.SerializeToString() + frame.SerializeToString()[: len(after)],
+        before,
+    ):
+        assert cut_means(data) == means(data)
+
+
+def test_the_payload_of_our_own_frames_is_cut_off_without_a_copy() -> None:
+    ours = OutgoingMessage(Message(MessageKind.GRADIENT, 1, 1, payload=b"abc"))
+    ours.begin(1)
+    data = ours.next_frame(3, back_to_back=False)
+    _, payload = cut_payload(data)
+    assert payload is not None
+    assert payload.obj is data
+    assert bytes(payload) == b"abc"
+
+
+def test_a_frame_that_is_too_large_is_not_looked_into() -> None:
+    data = bytes(MAX_FRAME_BYTES + 1)
+    assert cut_payload(data) == (data, None)

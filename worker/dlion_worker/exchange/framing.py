@@ -40,7 +40,10 @@ _MAX_ITERATION = 2**53
 _MOST = {"iteration": _MAX_ITERATION, "local_batch_size": 2**32 - 1, "weights_version": 2**64 - 1}
 
 
-_PAYLOAD_KEY = bytes([Frame.PAYLOAD_FIELD_NUMBER << 3 | 2])  # wire type 2: length, then bytes
+_VARINT, _LENGTH_DELIMITED = 0, 2
+"""Protobuf's wire types that a frame is made of."""
+
+_PAYLOAD_KEY = bytes([Frame.PAYLOAD_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
 def _varint(number: int) -> bytes:
@@ -51,6 +54,39 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+def cut_payload(data: bytes) -> tuple[bytes, memoryview | None]:
+    """A serialised frame without its payload, and the payload where it stands last, as it does in
+    frames of ours: protobuf would copy it twice. None: it does not, or these bytes are no frame.
+    """
+    if len(data) > MAX_FRAME_BYTES:
+        return data, None  # to be refused by whoever parses it, as whatever is no frame
+    at = 0
+    try:
+        while at < len(data):
+            begin = at
+            key, at = _read_varint(data, at)
+            if key & 7 == _LENGTH_DELIMITED:
+                length, at = _read_varint(data, at)
+                if key == _PAYLOAD_KEY[0] and at + length == len(data):
+                    return data[:begin], memoryview(data)[at:]
+                at += length
+            elif key & 7 == _VARINT:
+                _, at = _read_varint(data, at)
+            else:
+                break
+    except IndexError:
+        pass  # it ends too early
+    return data, None
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while (byte := data[at]) > 0x7F:
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return number | byte << shift, at + 1
 
 
 class Lane(IntEnum):
@@ -188,7 +224,7 @@ class Reassembler:
         self._last_number = 0
         self._open: dict[Lane, _Incoming] = {}
 
-    def feed(self, frame: Frame, payload: bytes) -> Message | None:
+    def feed(self, frame: Frame, payload: bytes | memoryview) -> Message | None:
         """Takes one frame; the message that it completes, if it does.
 
         `payload` is the frame's: protobuf copies it each time that it is asked for.
@@ -297,11 +333,14 @@ class Inbox:
         self._reset()
         self._epoch = hello.epoch
 
-    def feed(self, frame: Frame, now_s: float) -> Message | None:
-        """Takes one frame after the hello; the message it completes, if any."""
+    def feed(self, frame: Frame, now_s: float, payload: memoryview | None = None) -> Message | None:
+        """Takes one frame after the hello; the message it completes, if any.
+
+        `payload`: the frame's, where it was cut off before the frame was parsed (`cut_payload`).
+        """
         if not self._epoch:
             raise ContractError("the first frame of a stream is not a hello")
-        payload = frame.payload
+        payload = memoryview(frame.payload) if payload is None else payload
         size = len(payload)
         self._frames += 1
         self._stream_bytes += size

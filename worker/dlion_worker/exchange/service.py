@@ -26,7 +26,7 @@ from dlion_api.wire.exchange_pb2 import Frame, Hello, PullStateRequest, StateChu
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
 from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot
-from dlion_worker.exchange.framing import PROTOCOL, Inbox
+from dlion_worker.exchange.framing import PROTOCOL, Inbox, cut_payload
 from dlion_worker.exchange.links import Link, Links
 from dlion_worker.exchange.transfer import cut
 
@@ -177,11 +177,12 @@ class IncomingStream:
             now_s = time.monotonic()
             self.deadline.arrived(now_s)
             link.wire_received_bytes += len(data)
+            data, payload = cut_payload(data)
             frame = self._inbox.parse(data)
             if frame.HasField("hello"):
                 self._greeted_again(link, frame)
             else:
-                await self._take(link, frame, now_s)
+                await self._take(link, frame, payload, now_s)
             self._acknowledge.set()
         return "the peer ended its stream"
 
@@ -195,9 +196,11 @@ class IncomingStream:
         link.greeted_again(given, heard=self._heard)
         self._heard = False
 
-    async def _take(self, link: Link, frame: Frame, now_s: float) -> None:
+    async def _take(
+        self, link: Link, frame: Frame, payload: memoryview | None, now_s: float
+    ) -> None:
         before = self._inbox.received_total
-        message = self._inbox.feed(frame, now_s)
+        message = self._inbox.feed(frame, now_s, payload)
         link.received_total += self._inbox.received_total - before
         if message is None:
             return
