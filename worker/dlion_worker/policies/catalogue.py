@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
-from dlion_worker.policies.parameters import NoParameters
+from dlion_worker.policies.parameters import (
+    AdacompParameters,
+    AdpsgdParameters,
+    AkoParameters,
+    AsyncParameters,
+    D2Parameters,
+    DgcParameters,
+    GaiaParameters,
+    HopParameters,
+    LocalsgdParameters,
+    NoParameters,
+    TopKParameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,12 +41,14 @@ class Policy:
 
     `build` is called with (context, parameters) and yields a `Machine`; or it is named as
     `module:function`, imported when it is needed. `parameters` is a dataclass declared with
-    `dlion_api.document.setting`.
+    `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
+    that none may give way to a newer one on a slow link.
     """
 
     summary: str
     build: Callable[[Any, Any], Any] | str
     parameters: type[Any] = NoParameters
+    must_arrive: bool = False
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -49,6 +63,43 @@ _HERE = "dlion_worker.policies"
 _GRADIENTS = f"{_HERE}.gradient_policies"
 
 BUILT_IN: Final[Mapping[str, Policy]] = {
+    "adacomp": Policy(
+        "The largest entries, each damped by its own staleness.",
+        f"{_HERE}.adacomp:adacomp",
+        AdacompParameters,
+        must_arrive=True,
+    ),
+    "ako": Policy(
+        "One partition of the accumulated gradient at a time.",
+        f"{_HERE}.ako:ako",
+        AkoParameters,
+        must_arrive=True,
+    ),
+    "async": Policy(
+        "Gradients applied as they come, compensated for their delay on demand.",
+        f"{_HERE}.asynchronous:asynchronous",
+        AsyncParameters,
+        must_arrive=True,
+    ),
+    "dgc": Policy(
+        "The largest of the gathered velocity, a tiny share.",
+        f"{_HERE}.dgc:dgc",
+        DgcParameters,
+        must_arrive=True,
+    ),
+    "adpsgd": Policy(
+        "Means of pairs of weights, without any barrier.",
+        f"{_HERE}.adpsgd:adpsgd",
+        AdpsgdParameters,
+    ),
+    "d2": Policy("Gossip of weights, corrected for skewed data.", f"{_HERE}.d2:d2", D2Parameters),
+    "gaia": Policy("Updates once they are significant.", f"{_HERE}.gaia:gaia", GaiaParameters),
+    "hop": Policy("Averages of weights within a bounded gap.", f"{_HERE}.hop:hop", HopParameters),
+    "localsgd": Policy(
+        "Local steps, then an average with outer momentum.",
+        f"{_HERE}.localsgd:localsgd",
+        LocalsgdParameters,
+    ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
     "dlion": Policy(
@@ -56,6 +107,12 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     ),
     "dlion-published": Policy(
         "The same in the published form, as recalled.", f"{_GRADIENTS}:dlion"
+    ),
+    "topk": Policy(
+        "A share of the entries, the largest; what is not sent may wait.",
+        f"{_HERE}.topk:topk",
+        TopKParameters,
+        must_arrive=True,
     ),
 }
 
@@ -96,6 +153,13 @@ def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | No
         lines=lines,
         root="spec.exchange.parameters",
     )
+
+
+def messages_must_arrive(spec: Spec) -> bool:
+    """Whether a gradient that is queued may not give way to a newer one: the policy keeps account
+    of what it has sent, or the update waits for it."""
+    barrier = spec.synchronization.mode in {"synchronous", "backup"}
+    return barrier or spec.exchange.residual != "none" or find(spec.exchange.policy).must_arrive
 
 
 def _problem(name: str, message: str, source: str, line: int | None) -> SpecError:

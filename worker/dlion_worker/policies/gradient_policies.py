@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from dlion_worker.codecs import ValueCodec
 from dlion_worker.policies.building import Context, gradient_machine
+from dlion_worker.policies.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
 from dlion_worker.policies.sending import Alone, MaxN, WholeGradient
 
 if TYPE_CHECKING:
     from dlion_worker.policies.interface import Machine
     from dlion_worker.policies.parameters import NoParameters
+    from dlion_worker.policies.sending import Sending
 
 
 def none(context: Context, _: NoParameters) -> Machine:
@@ -27,9 +29,14 @@ def full(context: Context, _: NoParameters) -> Machine:
 
 
 def dlion(context: Context, _: NoParameters) -> Machine:
-    """Max N under each link's budget; whole gradients where prioritisation is switched off."""
+    """Max N under each link's budget; whole gradients where prioritisation is switched off.
+
+    The published form keeps no residual: the manifest's rules see to that.
+    """
     exchange = context.spec.exchange
     codec = ValueCodec(exchange.codec)
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(codec))
-    return gradient_machine(context, MaxN(context.layout, codec, exchange.floor_percent))
+    form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
+    sending: Sending = form[exchange.residual](context.layout, codec, exchange.floor_percent)
+    return gradient_machine(context, sending)

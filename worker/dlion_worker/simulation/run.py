@@ -20,6 +20,7 @@ from dlion_api.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
 from dlion_worker import policies
 from dlion_worker.exchange import QueueRule
+from dlion_worker.policies.catalogue import messages_must_arrive
 from dlion_worker.sidecar.director import Director
 from dlion_worker.simulation.clock import VirtualClock
 from dlion_worker.simulation.costs import StepCosts
@@ -187,7 +188,7 @@ class Simulation:
         )
 
     def _link(self, sender: Rank) -> None:
-        barrier = self._job.spec.synchronization.mode in {"synchronous", "backup"}
+        keep = messages_must_arrive(self._job.spec)
         latencies = self._plan.initial.worker(sender).latency_s
         for receiver, worker in self._workers.items():
             if receiver == sender:
@@ -198,7 +199,7 @@ class Simulation:
                 sender=sender,
                 receiver=receiver,
                 latency_s=latencies.get(receiver, 0.0),
-                rule=QueueRule.KEEP if barrier else QueueRule.NEWEST,
+                rule=QueueRule.KEEP if keep else QueueRule.NEWEST,
                 deliver=partial(worker.deliver, sender),
             )
 

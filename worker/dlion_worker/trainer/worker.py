@@ -22,6 +22,7 @@ from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule
 from dlion_worker.kept_credentials import keep_credentials, kept_credentials
+from dlion_worker.policies.catalogue import messages_must_arrive
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.companions import Companions
@@ -193,8 +194,7 @@ class Worker:
         self._closing.callback(self._companions.close)
 
     def _queue_rule(self) -> QueueRule:
-        barrier = self._job.spec.synchronization.mode in {"synchronous", "backup"}
-        return QueueRule.KEEP if barrier else QueueRule.NEWEST
+        return QueueRule.KEEP if messages_must_arrive(self._job.spec) else QueueRule.NEWEST
 
     def _credentials(self) -> WorkerCredentials:
         if self._job.spec.tls.mode == "Disabled":
@@ -277,7 +277,7 @@ class Worker:
             self._companions.tell_speed(self._inbox, self._stopped)
 
     def _has_barrier(self) -> bool:
-        return self._queue_rule() is QueueRule.KEEP
+        return self._job.spec.synchronization.mode in {"synchronous", "backup"}
 
     def _all_update_together(self) -> bool:
         """Backup workers are passed over: those who go on without them do not hold for them."""

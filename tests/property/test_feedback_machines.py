@@ -1,0 +1,130 @@
+"""Whole machines of the policies that keep entries for later: `topk`, `ako`, `dgc`, `dlion`.
+
+Proved: a machine restored from its state in mid-run goes on bit for bit, messages and updates; in
+lock step with budgets that bind, members that die and return hold nobody for ever. Left out: each
+policy's own arithmetic (test_topk.py, test_ako.py, test_dgc.py, test_max_n_feedback.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.spec import Spec
+from dlion_worker.policies import build
+from dlion_worker.policies.interface import (
+    BudgetsChanged,
+    Descend,
+    Event,
+    Instruction,
+    LocalStepDone,
+    MemberJoined,
+    MessageArrived,
+    Send,
+)
+from policy_cluster import Cluster, spec
+
+EXCHANGES: dict[str, dict[str, object]] = {
+    "topk-none": {"policy": "topk", "parameters": {"share": 0.2, "residual": "none"}},
+    "topk-shared": {"policy": "topk", "parameters": {"share": 0.2}},
+    "topk-perLink": {"policy": "topk", "parameters": {"share": 0, "residual": "perLink"}},
+    "ako": {"policy": "ako"},
+    "ako-3": {"policy": "ako", "parameters": {"partitions": 3}},
+    "dgc": {"policy": "dgc", "parameters": {"share": 0.1, "warmupEverySteps": 3}},
+    "dlion-shared": {"residual": "shared"},
+    "dlion-perLink": {"residual": "perLink"},
+}
+MODES = ["synchronous", "bounded", "asynchronous"]
+
+
+def job(name: str, mode: str) -> Spec:
+    told = spec(exchange=EXCHANGES[name], synchronization={"mode": mode, "maxStaleness": 1})
+    optimizer = replace(told.trainer.optimizer, momentum=0.0)
+    return replace(told, trainer=replace(told.trainer, optimizer=optimizer))
+
+
+def spoken(told: list[Instruction]) -> list[object]:
+    """In a form that compares."""
+    return [
+        one.gradient_D.tobytes()
+        if isinstance(one, Descend)
+        else (one.peer, one.message.kind, one.message.iteration, bytes(one.message.payload))
+        if isinstance(one, Send)
+        else one
+        for one in told
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_machine_restored_from_its_state_goes_on_identically(
+    name: str, mode: str, seed: int
+) -> None:
+    job_spec = job(name, mode)
+    cluster = Cluster(job_spec, [3, 5], seed=seed)
+    me, peer = cluster.ranks
+    for rank, other in ((me, peer), (peer, me)):
+        cluster.budgets(rank, {other: 40})
+    cluster.lockstep(7)
+    copy = build(job_spec, me, cluster.layout, cluster.ranks)
+    copy.restore(cluster.replicas[me].machine.state())
+    copy.handle(MemberJoined(peer, 7))
+    copy.handle(BudgetsChanged({peer: 40}))
+    rng = np.random.default_rng(seed)
+    for iteration in range(8, 16):
+        cluster.step(peer)  # what the peer sends goes to both
+        events: list[Event] = [MessageArrived(peer, message) for message in cluster.links[peer, me]]
+        cluster.links[peer, me].clear()
+        gradient_D = rng.standard_normal(cluster.layout.size).astype(np.float32)
+        step = LocalStepDone(iteration, gradient_D, 3, 0.1)
+        events.insert(int(rng.integers(len(events) + 1)), step)
+        for event in events:
+            assert spoken(copy.handle(event)) == spoken(cluster.handle(me, event))
+        assert copy.waiting_for() == cluster.replicas[me].machine.waiting_for()
+        cluster.deliver_all()
+
+
+@pytest.mark.parametrize("before", EXCHANGES)
+@pytest.mark.parametrize("after", EXCHANGES)
+def test_a_checkpoint_of_another_policy_is_taken_as_far_as_it_goes(before: str, after: str) -> None:
+    cluster = Cluster(job(before, "synchronous"), [3, 5])
+    cluster.lockstep(3)
+    me = cluster.ranks[0]
+    machine = build(job(after, "synchronous"), me, cluster.layout, cluster.ranks)
+    machine.restore(cluster.replicas[me].machine.state())
+    assert machine.next_iteration() == 4
+    told = machine.handle(LocalStepDone(4, np.ones(cluster.layout.size, np.float32), 3, 0.1))
+    assert any(isinstance(one, Descend) for one in told)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_deaths_and_returns_hold_nobody_for_ever(name: str, mode: str) -> None:
+    cluster = Cluster(job(name, mode), [3, 5, 4])
+    for rank in cluster.ranks:
+        cluster.budgets(rank, {peer: 25 + 9 * peer for peer in cluster.ranks if peer != rank})
+    cluster.lockstep(5)
+    gone, stay, other = cluster.ranks
+    cluster.leave(gone)
+    for _ in range(4):
+        cluster.step(stay)
+        cluster.step(other)
+        cluster.deliver_all()
+    state = cluster.replicas[gone].machine.state()
+    cluster.replicas[gone].machine = build(cluster.job_spec, gone, cluster.layout, cluster.ranks)
+    cluster.replicas[gone].machine.restore(state)
+    for peer in (stay, other):
+        cluster.handle(gone, MemberJoined(peer))
+        cluster.handle(peer, MemberJoined(gone))
+    cluster.deliver_all()
+    before = {rank: replica.iteration for rank, replica in cluster.replicas.items()}
+    for _ in range(12):
+        for rank in cluster.ranks:
+            if cluster.may_step(rank):
+                cluster.step(rank)
+        cluster.deliver_all()
+    assert all(cluster.replicas[Rank(rank)].iteration >= before[rank] + 6 for rank in before)

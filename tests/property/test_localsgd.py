@@ -1,0 +1,229 @@
+"""Policy `localsgd` against a naive reference.
+
+Proved: rounds average by samples, with outer momentum, as the reference does, whatever the order of
+steps and messages, and replicas then agree bit for bit; one local step and a plain mean are
+synchronous averaging; who leaves, or comes back with an old anchor, holds nobody and is in line
+again; nonsense is refused; a restored machine goes on identically. Left out: accuracy
+(tests/simulated).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import encode_weights
+from dlion_worker.policies.interface import (
+    Descend,
+    Descended,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+    Replace,
+)
+from policy_cluster import LEARNING_RATE, linear_gradient, spec
+from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Spec
+
+seeds = st.integers(0, 2**32)
+batches = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+PLAIN = {"outerLearningRate": 1, "outerMomentum": 0}
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+
+
+def job(**parameters: object) -> Spec:
+    return spec(exchange={"policy": "localsgd", "codec": "float32", "parameters": parameters})
+
+
+@given(
+    seed=seeds,
+    sizes=batches,
+    steps=st.integers(1, 4),
+    rate=st.sampled_from([0.5, 1.0]),
+    momentum=st.sampled_from([0.0, 0.5]),
+    nesterov=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_rounds_are_what_the_reference_makes_of_them(
+    seed: int, sizes: list[int], steps: int, rate: float, momentum: float, nesterov: bool
+) -> None:
+    parameters = {
+        "localSteps": steps,
+        "outerLearningRate": rate,
+        "outerMomentum": momentum,
+        "nesterov": nesterov,
+    }
+    cluster, naive = (WeighingCluster(job(**parameters), sizes, seed=seed % 999) for _ in "ab")
+    run_at_random(cluster, seed, steps=3 * steps)
+    anchor_D = naive.replicas[ME].weights_D.astype(np.float64)
+    velocity_D = np.zeros_like(anchor_D)
+    for _ in range(3):
+        mean_D = np.zeros_like(anchor_D)
+        for rank in naive.ranks:
+            weights_D = anchor_D.astype(np.float32)
+            for _ in range(steps):
+                weights_D -= LEARNING_RATE * linear_gradient(weights_D, *naive.batch(rank))[0]
+            mean_D += weights_D * (sizes[rank] / sum(sizes))
+        delta_D = anchor_D - mean_D
+        velocity_D = momentum * velocity_D + delta_D
+        anchor_D -= rate * (delta_D + momentum * velocity_D if nesterov else velocity_D)
+    first, *others = cluster.replicas.values()
+    np.testing.assert_allclose(first.weights_D, anchor_D, rtol=1e-3, atol=1e-4)
+    for other in others:
+        np.testing.assert_array_equal(first.weights_D, other.weights_D)
+
+
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_batches_that_change_count_by_their_samples(seed: int) -> None:
+    cluster = WeighingCluster(job(localSteps=2, **PLAIN), [1, 1])
+    rng = np.random.default_rng(seed)
+    mean_D, total = np.zeros(20), 0
+    for rank in cluster.ranks:
+        weights_D = cluster.replicas[rank].weights_D.copy()
+        samples = 0
+        for batch in rng.integers(1, 50, 2):
+            gradient_D = rng.standard_normal(20).astype(np.float32)
+            cluster.replicas[rank].local_batch_size = int(batch)
+            cluster.step(rank, gradient_D)
+            weights_D -= LEARNING_RATE * gradient_D
+            samples += int(batch)
+        mean_D, total = mean_D + samples * weights_D, total + samples
+    cluster.deliver_all()
+    for replica in cluster.replicas.values():
+        np.testing.assert_allclose(replica.weights_D, mean_D / total, rtol=1e-4, atol=1e-5)
+
+
+def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
+    cluster = WeighingCluster(job(localSteps=3), [2, 2])
+    for _ in range(3):
+        assert cluster.may_step(ME)
+        cluster.step(ME)
+    assert [one.kind for one in cluster.links[ME, ONE]] == [MessageKind.PROGRESS] * 3 + [
+        MessageKind.WEIGHTS
+    ]
+    assert cluster.replicas[ME].machine.waiting_for() == {ONE}
+
+
+@given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_who_leaves_holds_nobody(seed: int, workers: int, turn: int, steps: int) -> None:
+    cluster = WeighingCluster(job(localSteps=steps), [2] * workers)
+    run_at_random(cluster, seed, steps=4 * steps, leaves=(turn, Rank(seed % workers)))
+
+
+@given(seed=seeds, away=st.integers(0, 12), codec=st.sampled_from(["float32", "float16"]))
+@settings(max_examples=30, deadline=None)
+def test_who_comes_back_with_an_old_anchor_is_in_line_again(
+    seed: int, away: int, codec: str
+) -> None:
+    """With the plain mean, after the first round that all are in."""
+    exchange = {"policy": "localsgd", "codec": codec, "parameters": {"localSteps": 3, **PLAIN}}
+    cluster = WeighingCluster(spec(exchange=exchange), [2, 3, 2], seed=seed % 99)
+    run_at_random(cluster, seed, steps=4)
+    gone = cluster.replicas[TWO]
+    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
+    cluster.leave(TWO)
+    for _ in range(away):
+        for rank in (ME, ONE):
+            if cluster.may_step(rank):
+                cluster.step(rank)
+        for link in ((ME, ONE), (ONE, ME)):
+            while cluster.deliver(*link):
+                pass
+    for link in cluster.links:
+        if TWO in link:
+            cluster.links[link].clear()
+    cluster.come_back(TWO, kept, weights_D)
+    cluster.deliver_all()
+    run_at_random(cluster, seed, steps=24)
+    first, *others = cluster.replicas.values()
+    if len({replica.iteration for replica in cluster.replicas.values()}) == 1:
+        for other in others:
+            np.testing.assert_array_equal(first.weights_D, other.weights_D)
+
+
+@given(seed=seeds)
+@settings(max_examples=15, deadline=None)
+def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
+    parameters = {"localSteps": 3, "outerMomentum": 0.5}
+    cluster = WeighingCluster(job(**parameters), [3, 5, 4])
+    run_at_random(cluster, seed, steps=4)
+    original = cluster.replicas[ME]
+    twin_D = original.weights_D.copy()
+    twin = cluster.machine(ME, twin_D)
+    twin.restore(original.machine.state())
+    for peer in (ONE, TWO):
+        twin.handle(MemberJoined(peer, 4))
+    rng = np.random.default_rng(seed)
+    for iteration in range(5, 13):
+        events = [own_step(iteration, rng.standard_normal(20).astype(np.float32), 3)]
+        for peer in (ONE, TWO):
+            progress = Message(MessageKind.PROGRESS, iteration, local_batch_size=4)
+            events.append(MessageArrived(peer, progress))  # type: ignore[arg-type]
+            if iteration % 3 == 0:
+                payload = encode_weights(rng.standard_normal(20).astype(np.float32), "float32")
+                weights = Message(MessageKind.WEIGHTS, iteration, 4, 12, payload)
+                events.append(MessageArrived(peer, weights))  # type: ignore[arg-type]
+        for event in events:
+            told = cluster.handle(ME, event)
+            pending = twin.handle(event)
+            assert spoken(pending) == spoken(told)
+            while pending:
+                one = pending.pop(0)
+                if isinstance(one, Descend):
+                    twin_D -= LEARNING_RATE * one.gradient_D
+                    pending = [*twin.handle(Descended()), *pending]
+                if isinstance(one, Replace):
+                    twin_D[:] = one.weights_D
+        assert twin.waiting_for() == original.machine.waiting_for()
+        np.testing.assert_array_equal(twin_D, original.weights_D)
+
+
+WHOLE = encode_weights(np.ones(20, np.float32), "float32")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Message(MessageKind.WEIGHTS, 3, 1, 1, b"xyz"), "3 bytes"),
+        (Message(MessageKind.WEIGHTS, 2, 1, 1, WHOLE), "multiples of 3"),
+        (Message(MessageKind.WEIGHTS, 3, 1, 0, WHOLE), "after 0 samples"),
+        (Message(MessageKind.WEIGHTS, 3, 1, 10**9, WHOLE), "samples"),
+        (Message(MessageKind.GRADIENT, 3, 1, 1, WHOLE), "GRADIENT"),
+        (Message(MessageKind.PROGRESS, 3, 1, 1, b"x"), "payload"),
+        (Message(MessageKind.PROGRESS, 0, 1), "iteration 0"),
+    ],
+)
+def test_nonsense_is_refused(message: Message, words: str) -> None:
+    machine = WeighingCluster(job(localSteps=3), [2, 2]).replicas[ME].machine
+    (refusal,) = machine.handle(MessageArrived(ONE, message))
+    assert isinstance(refusal, Refuse)
+    assert words in refusal.reason
+
+
+def test_weights_that_come_twice_or_late_change_nothing() -> None:
+    cluster = WeighingCluster(job(localSteps=1), [2, 2])
+    cluster.step(ONE)
+    message = cluster.links[ONE, ME][-1]
+    cluster.step(ME)
+    machine = cluster.replicas[ME].machine
+    told = machine.handle(MessageArrived(ONE, message))
+    assert [type(one) for one in told] == [Replace]
+    assert machine.handle(MessageArrived(ONE, message)) == []
+    assert not machine.waiting_for()
+
+
+def test_a_gradient_that_is_not_finite_is_never_used() -> None:
+    cluster = WeighingCluster(job(), [2, 2])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        cluster.step(ME, np.full(20, np.nan, np.float32))

@@ -1,0 +1,190 @@
+"""A `Cluster` for policies that read and replace weights: adds `Descended`, `Add` and `Replace`.
+
+As on real links, weights travel in a lane of their own: progress may overtake them, and they it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_worker.policies import build
+from dlion_worker.policies.interface import (
+    Add,
+    Descend,
+    Descended,
+    Instruction,
+    MemberJoined,
+    MessageArrived,
+    MessageKind,
+    Replace,
+    Send,
+)
+from policy_cluster import Cluster, Replica, spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlion_api.names import Rank
+    from dlion_api.spec import Spec
+    from dlion_worker.policies.interface import Layout, Machine
+
+MOMENTUM = np.float32(0.9)
+
+
+def weights_spec(policy: str, initial: int = 192, codec: str = "float32", **values: object) -> Spec:
+    """A job's spec with that policy and its parameters."""
+    found = spec(exchange={"policy": policy, "codec": codec, "parameters": values})
+    sizes = replace(found.batching.global_batch_size, initial=initial)
+    return replace(found, batching=replace(found.batching, global_batch_size=sizes))
+
+
+class WeightsCluster(Cluster):
+    """Machines that see their replica. Descends by plain SGD at that rate, or with momentum."""
+
+    def __init__(
+        self,
+        job_spec: Spec,
+        local_batch_sizes: Iterable[int],
+        *,
+        layout: Layout | None = None,
+        seed: int = 0,
+        rate: float = 0.05,
+        momentum: bool = False,
+    ) -> None:
+        self.rate = np.float32(rate)
+        self.momentum = np.float32(MOMENTUM if momentum else 0)
+        self.chance = np.random.default_rng(seed)
+        self.velocity_D: dict[Rank, np.ndarray] = {}
+        self.updates: dict[Rank, list[np.ndarray]] = {}
+        super().__init__(spec(exchange={"policy": "none"}), local_batch_sizes, layout=layout)
+        self.job_spec = job_spec
+        self.start_D = np.random.default_rng(seed).standard_normal(self.layout.size)
+        for rank in self.ranks:
+            replica = self.replicas[rank]
+            replica.weights_D[:] = self.start_D
+            replica.rng = np.random.default_rng((seed, rank))
+            replica.machine = self.built(replica)
+            self.velocity_D[rank] = np.zeros(self.layout.size, np.float32)
+            self.updates[rank] = []
+        for rank in self.ranks:
+            for peer in self.ranks:
+                if peer != rank:
+                    self.handle(rank, MemberJoined(peer))
+
+    def built(self, replica: Replica) -> Machine:
+        """A machine over that replica's weights."""
+        return build(self.job_spec, replica.rank, self.layout, self.ranks, replica=replica)
+
+    def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
+        match instruction:
+            case Descend(gradient_D=gradient_D):
+                before_D = replica.weights_D.copy()
+                velocity_D = self.velocity_D[replica.rank]
+                velocity_D *= self.momentum
+                velocity_D -= self.rate * gradient_D
+                replica.weights_D += velocity_D
+                self.updates[replica.rank].append(replica.weights_D - before_D)
+                self.handle(replica.rank, Descended())
+            case Add(update_D=update_D):
+                replica.weights_D += update_D
+            case Replace(weights_D=weights_D):
+                replica.weights_D[:] = weights_D
+            case Send(peer=peer, message=message):
+                copied = replace(message, payload=bytes(message.payload))
+                self.links[replica.rank, peer].append(copied)
+            case _:
+                raise AssertionError(instruction)
+
+    def deliver(self, source: Rank, target: Rank) -> bool:
+        """Hands over the next message of one of that link's lanes; whether there was one."""
+        queue = self.links[source, target]
+        if not queue:
+            return False
+        first = {
+            message.kind is MessageKind.WEIGHTS: at
+            for at, message in reversed(list(enumerate(queue)))
+        }
+        at = first[bool(self.chance.choice(sorted(first)))]
+        message = queue[at]
+        del queue[at]
+        self.handle(target, MessageArrived(source, message))
+        return True
+
+    def weights(self) -> np.ndarray:
+        """Of all replicas, a row each."""
+        return np.array([self.replicas[rank].weights_D for rank in self.ranks])
+
+
+def words(told: list[Instruction]) -> list[object]:
+    """Instructions in a form that compares."""
+    said: list[object] = []
+    for one in told:
+        match one:
+            case Descend(gradient_D=value_D) | Add(update_D=value_D) | Replace(weights_D=value_D):
+                said.append((type(one).__name__, value_D.tobytes()))
+            case Send(peer=peer, message=message):
+                head = (message.kind, message.iteration, message.weights_version)
+                said.append((peer, *head, message.local_batch_size, bytes(message.payload)))
+            case _:
+                said.append(one)
+    return said
+
+
+def run_at_random(
+    cluster: WeightsCluster,
+    seed: int,
+    *,
+    steps: int,
+    alive: Iterable[Rank] | None = None,
+    check: Callable[[WeightsCluster, Rank], None] = lambda _c, _r: None,
+) -> None:
+    """Steps and deliveries in random order until every worker has done `steps`, or none can.
+
+    `check` is called before each step.
+    """
+    rng = np.random.default_rng(seed)
+    ranks = sorted(cluster.ranks if alive is None else alive)
+    while True:
+        steppers = [
+            rank
+            for rank in ranks
+            if cluster.replicas[rank].iteration < steps and cluster.may_step(rank)
+        ]
+        links = [link for link, queue in cluster.links.items() if queue]
+        if not steppers and not links:
+            break
+        choice = int(rng.integers(len(steppers) + len(links)))
+        if choice < len(steppers):
+            check(cluster, steppers[choice])
+            cluster.step(steppers[choice])
+        else:
+            cluster.deliver(*links[choice - len(steppers)])
+    late = [rank for rank in ranks if cluster.replicas[rank].iteration < steps]
+    assert not late, f"held for ever: {late}"
+
+
+def check_a_restored_worker_goes_on_identically(
+    cluster: WeightsCluster, restored: Rank, seed: int, *, steps: int
+) -> None:
+    """Puts a machine built anew in the worker's place in a copy of the cluster, and runs both."""
+    for one in cluster.replicas.values():
+        one.said.clear()
+    twin = copy.deepcopy(cluster)
+    replica = twin.replicas[restored]
+    state = replica.machine.state()
+    replica.machine = twin.built(replica)
+    replica.machine.restore(copy.deepcopy(state))
+    for peer in cluster.ranks:
+        if peer != restored:
+            finished = cluster.replicas[peer].iteration
+            assert not replica.machine.handle(MemberJoined(peer, finished))
+    for one in (cluster, twin):
+        run_at_random(one, seed, steps=steps)
+    for rank in cluster.ranks:
+        before, after = cluster.replicas[rank].said, twin.replicas[rank].said
+        assert words(before) == words(after)
+    np.testing.assert_array_equal(cluster.weights(), twin.weights())

@@ -1,0 +1,88 @@
+"""Policies by name: what is known, what an installed package adds, what is refused and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from dlion_api.document import setting
+from dlion_api.errors import SpecError
+from dlion_api.spec import load_job
+from dlion_worker.policies import catalogue
+from dlion_worker.policies.catalogue import Policy
+from local_run import job_document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    share: float = setting("a share.", default=0.5, minimum=0, maximum=1)
+
+
+MINE = Policy("One of a package.", lambda _context, knobs: knobs, Knobs)
+NOT_ONE = "no policy"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("mine", f"{__name__}:MINE", catalogue.GROUP),
+        EntryPoint("broken", f"{__name__}:NOT_ONE", catalogue.GROUP),
+    ]
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.split(":")[1]])
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: points if group else [])
+
+
+def spec(policy: str, **exchange: Any) -> Any:
+    return load_job(job_document(2, exchange={"policy": policy, **exchange})).spec
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.BUILT_IN))
+def test_every_built_in_policy_can_be_made_with_its_defaults(name: str) -> None:
+    policy = catalogue.find(name)
+    assert callable(policy.builder())
+    assert isinstance(catalogue.parameters_of(spec("dlion")), catalogue.find("dlion").parameters)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_adds_a_policy_with_parameters_of_its_own() -> None:
+    assert "mine" in catalogue.names()
+    assert catalogue.parameters_of(spec("mine", parameters={"share": 0.25})) == Knobs(share=0.25)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("policy", "parameters", "words"),
+    [
+        ("nonsense", {}, "allowed: adacomp"),
+        ("broken", {}, "is no dlion_worker.policies.catalogue.Policy"),
+        ("mine", {"share": 2}, "spec.exchange.parameters.share"),
+        ("mine", {"sahre": 0.1}, "spec.exchange.parameters.sahre"),
+        ("mine", {"share": "much"}, "spec.exchange.parameters.share"),
+        ("full", {"share": 0.1}, "spec.exchange.parameters.share"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(
+    policy: str, parameters: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        catalogue.parameters_of(spec(policy, parameters=parameters))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "mode", "expected"),
+    [
+        ({"policy": "dlion"}, "bounded", False),
+        ({"policy": "dlion"}, "synchronous", True),
+        ({"policy": "dlion", "residual": "perLink"}, "bounded", True),
+        ({"policy": "ako"}, "asynchronous", True),
+    ],
+)
+def test_what_keeps_account_of_what_it_sent_may_not_give_way(
+    exchange: dict[str, str], mode: str, expected: bool
+) -> None:
+    job = load_job(job_document(2, exchange=exchange, synchronization={"mode": mode}))
+    assert catalogue.messages_must_arrive(job.spec) is expected

@@ -1,0 +1,155 @@
+"""Policy `dgc`: deep gradient compression. A tiny share of the entries, corrected for momentum.
+
+At each step a worker clips its gradient to norm `clipNorm` / sqrt(n), n the workers it exchanges
+with and itself, and then, with momentum m:
+
+    u <- m u + g        momentum correction: velocity is gathered, not gradient
+    v <- v + u
+    send v where |v| >= thr, in each variable the lowest of its ceil(share * size) largest |v|
+    v <- v - sent; u <- 0 where sent        momentum factor masking
+
+During the warm-up the share falls from stage to stage: with s the last share and k stages before
+it, stage i = 1, 2, ... sends s^(i / (k + 1)): 25, 6.3, 1.6, 0.4 and at last 0.1 %. Receivers add
+what comes, under the manifest's weighting (the paper's 1/N with even batches), and so does the
+sender, with peers or without: what is sent is what counts here, so that under full synchronous
+exchange replicas stay identical. All peers get the same, whatever their links' budgets. Momentum
+is applied here, so the optimizer must have none: a job that has both is refused.
+
+What a float16 codec rounds off stays in v (ours; the paper clears v). The paper's G is already
+divided by N; `clipNorm` is held against the gradient as the weighting finds it, undivided.
+
+Source: Lin et al., Deep gradient compression, ICLR 2018, algorithm 2 and section 3.3; the schedule
+as in its authors' code, by steps instead of epochs, which a policy does not know.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.errors import Problem, SpecError
+from dlion_worker.codecs import ValueCodec, require_finite
+from dlion_worker.policies.building import Context, gradient_machine
+from dlion_worker.policies.entries import Residual, magnitude_bits
+from dlion_worker.policies.sending import Outgoing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dlion_api.names import Rank
+    from dlion_api.spec.trainer import Optimizer
+    from dlion_worker.policies.interface import Flat, Layout, Machine, Value
+    from dlion_worker.policies.parameters import DgcParameters
+
+
+def dgc(context: Context, parameters: DgcParameters) -> Machine:
+    """A share of the gathered velocity to every peer.
+
+    Raises: SpecError where the optimizer has momentum too.
+    """
+    _require_one_momentum(context.spec.trainer.optimizer, parameters)
+    codec = ValueCodec(context.spec.exchange.codec)
+    return gradient_machine(context, DeepCompression(context.layout, codec, parameters))
+
+
+def _require_one_momentum(optimizer: Optimizer, parameters: DgcParameters) -> None:
+    if not parameters.momentum or (optimizer.name == "sgd" and not optimizer.momentum):
+        return
+    raise SpecError(
+        [
+            Problem(
+                path="spec.exchange.parameters.momentum",
+                message="policy dgc applies momentum itself, and the optimizer would once more",
+                value=f"{parameters.momentum}, with optimizer {optimizer.name}, momentum"
+                f" {optimizer.momentum if optimizer.name == 'sgd' else optimizer.beta1}",
+                allowed="momentum above 0 in one place only",
+                advice="Set spec.trainer.optimizer to sgd with momentum: 0.",
+            )
+        ]
+    )
+
+
+class DeepCompression:
+    """The velocity, and what of it has not been sent."""
+
+    combines = True
+
+    def __init__(self, layout: Layout, codec: ValueCodec, parameters: DgcParameters) -> None:
+        self._slices = layout.slices()
+        self._codec = codec
+        self._parameters = parameters
+        self._velocity_D = np.zeros(layout.size, np.float32)
+        self._gathered = Residual(layout.size)
+        self._steps = 0
+
+    def prepare(
+        self,
+        gradient_D: Flat,
+        peers: Sequence[Rank],
+        budget_bytes: Mapping[Rank, int],  # noqa: ARG002 - the Protocol's
+    ) -> Outgoing:
+        """The same payload for all.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        require_finite(gradient_D, "gradient")
+        self._velocity_D *= np.float32(self._parameters.momentum)
+        self._velocity_D += self._clipped(gradient_D, len(peers) + 1)
+        self._gathered.value_D += self._velocity_D
+        is_sent_D = self._chosen(self._gathered.value_D, self.share())
+        coded = self._gathered.send(is_sent_D, self._codec)
+        if self._parameters.masking:
+            self._velocity_D[is_sent_D] = 0
+        self._steps += 1
+        payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
+        return Outgoing(payloads, coded.part)
+
+    def share(self) -> float:
+        """Of each variable's entries that are sent at this step."""
+        stages = self._parameters.warmup_stages
+        stage = min(stages, self._steps // self._parameters.warmup_every_steps)
+        return float(self._parameters.share ** ((stage + 1) / (stages + 1)))
+
+    def _clipped(self, gradient_D: Flat, workers: int) -> Flat:
+        """The gradient, its norm cut to the share of `clipNorm` that is one worker's."""
+        if not self._parameters.clip_norm:
+            return gradient_D
+        norm = float(np.linalg.norm(gradient_D.astype(np.float64)))
+        most = self._parameters.clip_norm / math.sqrt(workers)
+        return gradient_D * np.float32(most / norm) if norm > most else gradient_D
+
+    def _chosen(self, value_D: Flat, share: float) -> NDArray[np.bool_]:
+        """The largest in each variable; with the last of them all of equal magnitude."""
+        bits_D = magnitude_bits(value_D)
+        is_chosen_D = np.zeros(value_D.size, np.bool_)
+        for where in self._slices:
+            part = bits_D[where]
+            if part.size:
+                place = part.size - max(1, math.ceil(share * part.size))
+                lowest = max(np.partition(part, place)[place], np.uint32(1))
+                is_chosen_D[where] = part >= lowest
+        return is_chosen_D
+
+    def forget(self, peer: Rank) -> None:
+        """Nothing is kept for a link."""
+
+    def state(self) -> dict[str, Value]:
+        """Velocity, what waits to be sent, and how far the warm-up is."""
+        return {
+            "dgc_velocity_D": self._velocity_D.copy(),
+            "dgc_gathered_D": self._gathered.value_D.copy(),
+            "dgc_steps": self._steps,
+        }
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave; of a checkpoint of another policy, nothing."""
+        if "dgc_velocity_D" not in state:
+            return
+        self._velocity_D = np.array(state["dgc_velocity_D"], np.float32)
+        self._gathered.value_D = np.array(state["dgc_gathered_D"], np.float32)
+        self._steps = int(state["dgc_steps"])

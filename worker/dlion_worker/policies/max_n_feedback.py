@@ -1,0 +1,161 @@
+"""Error feedback for Max N: what a link did not carry is not lost to it (`exchange.residual`).
+
+Called by `gradient_policies` for policy `dlion`, where the manifest asks for it. Selection, budgets
+and saving up are Max N's own (`sending.MaxN`); only what it selects from is residual + gradient.
+What is kept counts by the local batch of the iteration that sends it.
+
+- `shared`: one residual. All links carry the same, as many entries as the narrowest takes, and what
+  is sent is what counts here: under full synchronous exchange replicas stay identical. A worker
+  without peers takes all that it has.
+- `perLink`: a residual (D floats) and a selection for each link, as much as that link carries. The
+  whole local gradient counts here at once, as without feedback; a peer lacks what its link's
+  residual holds, and no more. A peer that leaves takes its link's residual with it.
+
+Source: ours; DLion as published keeps nothing. Error feedback: see `entries`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import GradientPart, ValueCodec, decode_gradient, require_finite
+from dlion_worker.policies.entries import Residual
+from dlion_worker.policies.sending import MaxN, Outgoing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dlion_worker.policies.interface import Flat, Layout, Value
+    from dlion_worker.policies.sending import Payload
+
+_SHARED: Final = "max_n_residual_D"
+_RESIDUAL_OF: Final = "max_n_residual_D_of_"
+_SAVED_OF: Final = "saved_bytes_"
+_ALL: Final = Rank(0)
+"""Stands for all links where they carry the same."""
+
+
+class _Link:
+    """Max N over a residual, for one link or for all that carry the same."""
+
+    def __init__(
+        self, rank: Rank, name: str, layout: Layout, codec: ValueCodec, floor_percent: float
+    ) -> None:
+        self._rank = rank
+        self._name = name
+        self._max_n = MaxN(layout, codec, floor_percent)
+        self.residual = Residual(layout.size)
+
+    def prepare(self, gradient_D: Flat, budget_bytes: int | None) -> tuple[Payload | None, Flat]:
+        """A payload, if the link takes one now, and what a receiver reads of it."""
+        self.residual.value_D += gradient_D
+        budgets = {} if budget_bytes is None else {self._rank: budget_bytes}
+        outgoing = self._max_n.prepare(self.residual.value_D, [self._rank], budgets)
+        payload = outgoing.payloads.get(self._rank)
+        if payload is None:
+            return None, np.zeros_like(gradient_D)
+        part = decode_gradient(payload, gradient_D.size)
+        part.add_to(self.residual.value_D, np.float32(-1))
+        return payload, part.weighted(np.float32(1))
+
+    def state(self) -> dict[str, Value]:
+        """The residual, and what is saved up."""
+        residual_D = self.residual.value_D.copy()
+        return {self._name: residual_D, **self._max_n.state()}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave; of a checkpoint without it, nothing."""
+        if self._name not in state:
+            return
+        self.residual.value_D = np.array(state[self._name], np.float32)
+        saved = f"{_SAVED_OF}{self._rank}"
+        self._max_n.restore({saved: state[saved]} if saved in state else {})
+
+
+class SharedResidualMaxN:
+    """One residual, one selection for all links."""
+
+    combines = True
+
+    def __init__(self, layout: Layout, codec: ValueCodec, floor_percent: float) -> None:
+        self._link = _Link(_ALL, _SHARED, layout, codec, floor_percent)
+
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
+    ) -> Outgoing:
+        """The same payload for all, as large as the narrowest link takes.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        require_finite(gradient_D, "gradient")
+        if not peers:
+            self._link.residual.value_D += gradient_D
+            return Outgoing({}, GradientPart(self._link.residual.take()))
+        narrowest = min((budget_bytes[p] for p in peers if p in budget_bytes), default=None)
+        payload, sent_D = self._link.prepare(gradient_D, narrowest)
+        payloads = {} if payload is None else dict.fromkeys(peers, payload)
+        return Outgoing(payloads, GradientPart(sent_D))
+
+    def forget(self, peer: Rank) -> None:
+        """Nothing is kept for a link."""
+
+    def state(self) -> dict[str, Value]:
+        """The residual, and what is saved up."""
+        return self._link.state()
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave."""
+        self._link.restore(state)
+
+
+class PerLinkResidualMaxN:
+    """A residual and a selection for each link."""
+
+    combines = True
+
+    def __init__(self, layout: Layout, codec: ValueCodec, floor_percent: float) -> None:
+        self._layout, self._codec, self._floor_percent = layout, codec, floor_percent
+        self._links: dict[Rank, _Link] = {}
+
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
+    ) -> Outgoing:
+        """A payload for each link that takes one now.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        require_finite(gradient_D, "gradient")
+        payloads: dict[Rank, Payload] = {}
+        for peer in peers:
+            payload, _ = self._link(peer).prepare(gradient_D, budget_bytes.get(peer))
+            if payload is not None:
+                payloads[peer] = payload
+        return Outgoing(payloads, GradientPart(gradient_D))
+
+    def _link(self, peer: Rank) -> _Link:
+        if peer not in self._links:
+            name = f"{_RESIDUAL_OF}{peer}"
+            self._links[peer] = _Link(peer, name, self._layout, self._codec, self._floor_percent)
+        return self._links[peer]
+
+    def forget(self, peer: Rank) -> None:
+        """What was kept for its link is void."""
+        self._links.pop(peer, None)
+
+    def state(self) -> dict[str, Value]:
+        """Every link's residual, and what is saved up for it."""
+        return {
+            name: value for link in self._links.values() for name, value in link.state().items()
+        }
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave."""
+        self._links = {}
+        for name in state:
+            if name.startswith(_RESIDUAL_OF):
+                self._link(Rank(int(name.removeprefix(_RESIDUAL_OF)))).restore(state)
