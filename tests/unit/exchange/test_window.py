@@ -248,11 +248,11 @@ def test_only_the_first_chunk_after_a_pause_is_not_back_to_back() -> None:
     wire.outbox.push(gradient(1))
     wire.outbox.push(gradient(2))
     wire.fill()
-    assert flags(wire) == [False] + [True] * 3
-    wire.deliver(4)
+    assert flags(wire) == [False] + [True] * 5
+    wire.deliver(6)
     wire.outbox.push(gradient(3))
     wire.fill()
-    assert flags(wire) == [False, True]
+    assert flags(wire) == [False, True, True]
 
 
 def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it() -> None:

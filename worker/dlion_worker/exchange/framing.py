@@ -11,11 +11,11 @@ order.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 from google.protobuf.message import DecodeError
+from isal.isal_zlib import crc32
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Header, Hello
@@ -24,10 +24,11 @@ from dlion_worker.policies.interface import Message, MessageKind
 PROTOCOL = 1
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 640 * 1024
-CHUNKS_PER_MESSAGE = 2
+CHUNKS_PER_MESSAGE = 3
 """What chunk sizes aim at: all but the first chunk of a message measure the link, and each costs
-the loops of both sides about half a millisecond (benchmarks/exchange_cost.py: 4 instead of 2 cost
-1.5 % of the gradient's CPU)."""
+the loops of both sides about half a millisecond. With two, a drop to a quarter of the rate showed
+after four or five iterations instead of three (benchmarks/link.py); a third one costs 0.7 % of the
+gradient's CPU (benchmarks/exchange_cost.py)."""
 
 MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 4096
 MAX_SMALL_BYTES = 4096
@@ -130,7 +131,7 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
 
 
 def chunk_bytes(total_bytes: int, limit_bytes: int) -> int:
-    """Bytes per chunk of a message: half of it, within bounds that keep CPU and delay low.
+    """Bytes per chunk of a message: a third of it, within bounds that keep CPU and delay low.
 
     A frame costs about half a millisecond of CPU whatever its size (benchmarks/exchange.py).
     `limit_bytes` is what the window allows, and the window wins over the lower bound.
@@ -178,7 +179,7 @@ class OutgoingMessage:
         frame = Frame(
             message=self._number,
             offset=self._sent_bytes,
-            checksum=zlib.crc32(payload),
+            checksum=crc32(payload),
             back_to_back=back_to_back,
         )
         if first:
@@ -247,7 +248,7 @@ class Reassembler:
                 f"message {frame.message}: chunk of {len(payload)} bytes at {frame.offset};"
                 f" the message has {incoming.header.total_bytes}"
             )
-        if zlib.crc32(payload) != frame.checksum:
+        if crc32(payload) != frame.checksum:
             raise ContractError(f"message {frame.message}: checksum does not match its chunk")
         incoming.buffer[frame.offset : end] = payload
         incoming.received_bytes = end

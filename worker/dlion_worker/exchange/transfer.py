@@ -6,10 +6,10 @@ the trainer's business.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
+from isal.isal_zlib import crc32
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
@@ -28,7 +28,7 @@ def cut(snapshot: StateSnapshot) -> Iterator[bytes]:
             total_bytes=len(payload),
             offset=offset,
             payload=part,
-            checksum=zlib.crc32(part),
+            checksum=crc32(part),
         ).SerializeToString()
 
 
@@ -62,7 +62,7 @@ class Assembly:
                 f"state chunk of {len(chunk.payload)} bytes at {chunk.offset};"
                 f" expected: at {self._received_bytes}, {len(self._buffer)} in all"
             )
-        if zlib.crc32(chunk.payload) != chunk.checksum:
+        if crc32(chunk.payload) != chunk.checksum:
             raise ContractError(f"state chunk at {chunk.offset}: checksum does not match")
         self._buffer[chunk.offset : end] = chunk.payload
         self._received_bytes = end
