@@ -46,9 +46,8 @@ class StepTiming:
     wall_s: float
     cpu_s: float
     compute_cpu_s: float | None = None
-    """The process's CPU seconds within `compute_s`, less what the exchange's own thread took of
-    them, and those of the update: what a worker without peers would pay, too. None where that is
-    not known (`cpu_s` stands in for it)."""
+    """The process's CPU seconds of this iteration, less what exchanging took of them: what it would
+    take without peers; None where that is not known (`cpu_s` stands in for it)."""
     waited_s: float | None = None
     """Of `wall_s`, what synchronisation held this worker; None where that is not known (the link
     budgets then follow `compute_s` alone)."""

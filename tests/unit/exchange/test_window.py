@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, Inbox
 from dlion_worker.exchange.window import (
+    ALIKE_FRACTION,
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
     Outbox,
     QueueRule,
+    levelled,
 )
 from dlion_worker.policies.interface import Message, MessageKind
 
@@ -317,3 +320,14 @@ def test_a_message_waits_for_nothing_that_has_no_bytes() -> None:
     wire.outbox.push(progress(1))
     wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=b""))
     assert sorted(wire.run()) == [MessageKind.PROGRESS, MessageKind.WEIGHTS]
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 10**7), max_size=8))
+def test_levelled_rooms_are_never_above_their_own_and_hardly_below(rooms: dict[int, int]) -> None:
+    by_rank = {Rank(rank): room for rank, room in rooms.items()}
+    level = levelled(by_rank)
+    assert level.keys() == by_rank.keys()
+    for rank, room in by_rank.items():
+        assert (1 - ALIKE_FRACTION) * room <= level[rank] <= room
+    for room in set(level.values()):
+        assert room in by_rank.values()

@@ -32,7 +32,7 @@ from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot
 from dlion_worker.exchange.framing import check_outgoing
 from dlion_worker.exchange.links import Link, Links, Self, Surroundings
 from dlion_worker.exchange.service import ExchangeService, IncomingStream
-from dlion_worker.exchange.window import QueueRule
+from dlion_worker.exchange.window import QueueRule, levelled
 from dlion_worker.policies.interface import Message
 
 logger = logging.getLogger(__name__)
@@ -140,9 +140,9 @@ class Exchange:
 
     def room_bytes(self) -> dict[Rank, int]:
         """For each link with a budget, how large a gradient it takes now: at most a budget, less
-        where more than half of one is still under way."""
+        where more than half of one is still under way, or where others have little less room."""
         rooms = {rank: link.outbox.room_bytes() for rank, link in list(self._links.by_rank.items())}
-        return {rank: room for rank, room in rooms.items() if room is not None}
+        return levelled({rank: room for rank, room in rooms.items() if room is not None})
 
     def quarantine(self, peer: Rank, reason: str) -> None:
         """Refuses that peer until it is restarted: what it sends makes no sense."""

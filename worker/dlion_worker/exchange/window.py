@@ -8,10 +8,12 @@ have made room for it, so the receiver's pace is the pace.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame
 from dlion_worker.exchange.framing import Lane, OutgoingMessage, lane_of
 from dlion_worker.policies.interface import Message, MessageKind
@@ -32,6 +34,11 @@ allows, since after a drop all of it is in the new rate's way."""
 
 SATURATED = 1.5
 """Acknowledgements this many times later than on the idle link mean that frames queue in it."""
+
+
+ALIKE_FRACTION = 0.1
+"""Links with so little difference in room take the same: what goes on them is selected and coded
+once. What a link is given too little of shows as more room at the next gradient."""
 
 
 class QueueRule(StrEnum):
@@ -269,3 +276,19 @@ class Outbox:
         self._ordered_under_way_bytes += ordered
         self._under_way.append(_UnderWay(self._frames, self._stream_bytes, ordered, now_s))
         return data
+
+
+def levelled(room_bytes: Mapping[Rank, int]) -> dict[Rank, int]:
+    """Rooms of which those that hardly differ are as large as the least of them.
+
+    >>> levelled({Rank(0): 1000, Rank(1): 950, Rank(2): 600})
+    {0: 950, 1: 950, 2: 600}
+    """
+    level: dict[Rank, int] = {}
+    group: list[Rank] = []
+    for rank in sorted(room_bytes, key=lambda rank: (-room_bytes[rank], rank)):
+        if group and room_bytes[rank] < (1 - ALIKE_FRACTION) * room_bytes[group[0]]:
+            group = []
+        group.append(rank)
+        level.update(dict.fromkeys(group, room_bytes[rank]))
+    return {rank: level[rank] for rank in room_bytes}

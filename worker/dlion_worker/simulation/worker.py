@@ -15,6 +15,7 @@ from dlion_api.errors import ContractError
 from dlion_api.measurements import CpuAllowance, Peers, SpeedProbe, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_api.reasons import EventReason
+from dlion_worker.exchange.window import levelled
 from dlion_worker.policies.interface import (
     Add,
     BudgetsChanged,
@@ -229,7 +230,7 @@ class VirtualWorker:
         rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
         self._handle(
             [
-                BudgetsChanged({p: room for p, room in rooms.items() if room is not None}),
+                BudgetsChanged(levelled({p: r for p, r in rooms.items() if r is not None})),
                 LocalStepDone(self._iteration, result.gradient_D, self._batch_size, result.loss),
             ]
         )

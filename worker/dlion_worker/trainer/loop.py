@@ -88,7 +88,6 @@ class StepClock:
     began_cpu_s: float
     exchange_thread_began_s: float
     compute_s: float = 0.0
-    compute_cpu_s: float = 0.0
     update_cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
     waited_s: float = 0.0
@@ -158,9 +157,6 @@ class TrainingLoop:
         x_B, y_B = parts.stream.next(batch_size)
         result = parts.replica.model.step(x_B, y_B)
         self._clock.compute_s = time.monotonic() - self._clock.began_s
-        self._clock.compute_cpu_s = (time.process_time() - self._clock.began_cpu_s) - (
-            parts.exchange.cpu_s() - self._clock.exchange_thread_began_s
-        )
         if not result.finite:
             msg = (
                 f"loss {result.loss} at iteration {iteration}: it or its gradient is not finite. "
@@ -374,13 +370,20 @@ class TrainingLoop:
                 compute_s=self._clock.compute_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                compute_cpu_s=max(0.0, self._clock.compute_cpu_s) + self._clock.update_cpu_s,
+                compute_cpu_s=self._own_cpu_s(),
                 waited_s=self._clock.waited_s,
                 quota_changed=quota_changed,
             )
         )
         if (allowance := self._quota.allowance(now=quota_changed)) is not None:
             parts.sidecar.send(allowance)
+
+    def _own_cpu_s(self) -> float:
+        """CPU seconds that this iteration would have taken without any peers."""
+        clock = self._clock
+        exchange_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
+        policies_s = clock.exchange_cpu_s - clock.update_cpu_s
+        return max(0.0, time.process_time() - clock.began_cpu_s - exchange_s - policies_s)
 
     def _new_clock(self) -> StepClock:
         return StepClock(
