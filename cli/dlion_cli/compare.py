@@ -6,6 +6,7 @@ Owns which runs there are, in which order, and what is printed; a run is a proce
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -15,14 +16,18 @@ from typing import Any
 import click
 from rich.console import Console
 
+from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import Problem, SpecError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job
 from dlion_cli.comparing import Matrix, Planned, Runs, Variant
 from dlion_cli.comparison_table import comparison_table
 from dlion_cli.interruption import interruptible
-from dlion_cli.manifests import apply_set, load_manifest, read_document
+from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document
+from dlion_cli.run import program_root_of
 from dlion_worker.environments import load_environment
 from dlion_worker.policies.catalogue import find
+from dlion_worker.results.comparison import Row
 
 IDEAL = "ideal"
 COMPARISON = "comparison.json"
@@ -122,6 +127,8 @@ def compare(
     dlion compare job.yaml -e hetero-sys-a -e homo-b --out runs/techniques \\
         --variant "no transfer:knowledgeTransfer.policy=none"
     """
+    if str(file) == STDIN:
+        raise click.UsageError("a comparison reads its manifest again and again: give a file")
     document, _ = read_document(file)
     job = load_manifest(apply_set(document, assignments), source=str(file), lines=None)
     stop = job.spec.trainer.stop
@@ -136,47 +143,64 @@ def compare(
             raise SpecError([problem], source=str(file))
     matrix = Matrix(
         file=file,
-        variants=(*_policy_variants(policies), *(_variant(text) for text in variants)),
+        variants=(
+            *_policy_variants(policies, job.spec.exchange.policy),
+            *(_variant(text) for text in variants),
+        ),
         environments=environments,
-        assignments=(*assignments, f"trainer.stop={{maxSeconds: {seconds:g}}}"),
+        assignments=(*assignments, f"trainer.stop={{maxSeconds: {seconds!r}}}"),
         seeds=tuple(range(1, seeds + 1)),
         learning_rates=learning_rates or (job.spec.trainer.optimizer.learning_rate,),
         target_accuracy=float(target_accuracy or 0),
         seconds=float(seconds or 0),
+        program_file=_program_file(job, file),
     )
     _check(matrix, document)
-    console = Console(stderr=output == "json")
     with interruptible():
-        runs = Runs(
-            out, data_root=data_root, jobs=jobs or len(os.sched_getaffinity(0)), console=console
-        )
-        rows = runs.compared(matrix)
+        console = Console(stderr=output == "json")
+        cores = len(os.sched_getaffinity(0))
+        rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)
+    _show(rows, matrix, out, output)
+    return ExitCode.OK
+
+
+def _show(rows: list[Row], matrix: Matrix, out: Path, output: str) -> None:
+    """Keeps all figures and prints them."""
     result = {
         "command": ["dlion", "compare", *sys.argv[2:]],
         "targetAccuracy": matrix.target_accuracy,
         "seconds": matrix.seconds,
         "rows": [row.document() for row in rows],
     }
-    (out / COMPARISON).write_text(json.dumps(result, indent=2) + "\n")
+    text = json.dumps(result, indent=2) + "\n"
+    write_atomically(out / COMPARISON, text.encode(), mode=0o644)
     if output == "json":
-        click.echo(json.dumps(result, indent=2))
-    else:
-        table_console = Console()
-        for environment in dict.fromkeys(row.environment for row in rows):
-            own = [row for row in rows if row.environment == environment]
-            table_console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
-        click.echo(f"Figures: {out / COMPARISON}")
-    return ExitCode.OK
+        click.echo(text, nl=False)
+        return
+    console = Console()
+    for environment in dict.fromkeys(row.environment for row in rows):
+        own = [row for row in rows if row.environment == environment]
+        console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
+    click.echo(f"Figures: {out / COMPARISON}")
 
 
-def _policy_variants(names: tuple[str, ...]) -> tuple[Variant, ...]:
+def _policy_variants(names: tuple[str, ...], own: str) -> tuple[Variant, ...]:
+    """A column for each policy; what the manifest says of `own`, its policy, holds for that one."""
+    variants = []
     for name in names:
-        if name != IDEAL:
+        settings: tuple[str, ...] = ()
+        if name not in (IDEAL, own):
             find(name, source="--policies")
-    return tuple(
-        Variant(name, () if name == IDEAL else (f"exchange.policy={name}",), is_ideal=name == IDEAL)
-        for name in names
-    )
+            weighting = ("exchange.weighting=dlion_ratio",) if name == "dlion-published" else ()
+            bare = ("exchange.parameters={}", "exchange.residual=none")
+            settings = (f"exchange.policy={name}", *bare, *weighting)
+        variants.append(Variant(name, settings, is_ideal=name == IDEAL))
+    return tuple(variants)
+
+
+def _program_file(job: Job, file: Path) -> Path | None:
+    program = job.spec.trainer.program.file
+    return program_root_of(job, file, None) / program if program else None
 
 
 def _variant(text: str) -> Variant:
@@ -190,15 +214,22 @@ def _variant(text: str) -> Variant:
 
 def _check(matrix: Matrix, document: dict[str, Any]) -> None:
     """Every column fits its manifest and every environment the job, before anything is run."""
-    names = [variant.name for variant in matrix.variants]
-    if len(set(names)) < len(names):
-        raise click.UsageError(f"two columns have the same name: {', '.join(names)}")
+    folders = [
+        Planned(variant, environment, 0.0, 1).folder
+        for environment in matrix.environments
+        for variant in matrix.variants
+    ]
+    if len(set(folders)) < len(folders):
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise click.UsageError(
+            f"two columns or environments would have the same folder, {twice.parent.parent}: give "
+            "them other names"
+        )
     for environment in matrix.environments:
         loaded = load_environment(environment)
-        for variant in matrix.variants:
-            planned = Planned(variant, environment, matrix.learning_rates[0], 1)
+        for variant, rate in itertools.product(matrix.variants, matrix.learning_rates):
             job = load_manifest(
-                apply_set(document, planned.settings(matrix)),
+                apply_set(document, Planned(variant, environment, rate, 1).settings(matrix)),
                 source=f"{matrix.file}, {variant.name}",
                 lines=None,
             )

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_worker.environments import load_environment
@@ -35,6 +37,8 @@ _ONE_WORKER = (
     "sites=[{name: ideal, groups: [{name: all, workers: 1}]}]",
     "minSites=1",
     "exchange.policy=none",
+    "exchange.parameters={}",
+    "exchange.residual=none",
     "trainer.dataset.partition=iid",
     "trainer.dataset.siteClasses=[]",
 )
@@ -62,6 +66,8 @@ class Matrix:
     learning_rates: tuple[float, ...]
     target_accuracy: float
     seconds: float
+    program_file: Path | None = None
+    """The manifest's own program, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Planned:
     def settings(self, matrix: Matrix) -> tuple[str, ...]:
         """What is set in the manifest."""
         one = _ONE_WORKER if self.variant.is_ideal else ()
-        rate = f"trainer.optimizer.learningRate={self.learning_rate:g}"
+        rate = f"trainer.optimizer.learningRate={self.learning_rate!r}"
         return (*matrix.assignments, rate, *self.variant.settings, *one)
 
     @property
@@ -144,15 +150,19 @@ class Runs:
         return {name: row.learning_rate for name, row in best.items()}
 
     def _all(self, planned: Sequence[Planned], matrix: Matrix) -> dict[Planned, Figures]:
+        """All runs; the first failure ends the others."""
         self._done, self._count = 0, len(planned)
         with ThreadPoolExecutor(self._jobs) as executor:
             try:
-                found = list(executor.map(lambda one: self._one(one, matrix), planned))
+                running = {one: executor.submit(self._one, one, matrix) for one in planned}
+                wait(running.values(), return_when=FIRST_EXCEPTION)
+                for failed in (run for run in running.values() if run.done() and run.exception()):
+                    failed.result()
+                return {one: run.result() for one, run in running.items()}
             except BaseException:
                 self._give_up()
                 executor.shutdown(cancel_futures=True)
                 raise
-        return dict(zip(planned, found, strict=True))
 
     def _give_up(self) -> None:
         """Ends what is running; nothing new begins."""
@@ -167,7 +177,7 @@ class Runs:
 
         folder = self._out / planned.folder
         command = self._command(planned, matrix, folder)
-        asked = json.dumps(_identity(command, matrix), indent=2) + "\n"
+        asked = json.dumps(_identity(command, planned, matrix), indent=2) + "\n"
         if not _is_done(folder, asked):
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -198,8 +208,10 @@ class Runs:
             "samplesPerSPerCore": to_document(loaded)["samplesPerSPerCore"],
         }
         path = self._out / f"{Path(planned.environment).stem}-as-one.yaml"
+        text = yaml.safe_dump(document, sort_keys=False).encode()
         with self._lock:
-            path.write_text(yaml.safe_dump(document, sort_keys=False))
+            if not path.exists() or path.read_bytes() != text:
+                write_atomically(path, text, mode=0o644)
         return str(path)
 
     def _run(self, command: list[str], planned: Planned) -> None:
@@ -225,11 +237,20 @@ class Runs:
         self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)
 
 
-def _identity(command: Iterable[str], matrix: Matrix) -> dict[str, object]:
-    """What a run was asked for: its command, and the manifest as it then was."""
-    text = matrix.file.read_bytes() if matrix.file.is_file() else b""
-    words = list(command)[1:]
-    return {"command": words, "manifest": hashlib.sha256(text).hexdigest()}
+def _identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
+    """What a run was asked for: its command, and the files behind it as they then were."""
+    environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
+    files = {"manifest": matrix.file, "program": matrix.program_file}
+    return {
+        "command": list(command)[1:],
+        "environment": hashlib.sha256(environment.encode()).hexdigest(),
+        "dlion": version("dlion"),
+        **{
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if path is not None and path.is_file()
+        },
+    }
 
 
 def _is_done(folder: Path, asked: str) -> bool:

@@ -16,7 +16,9 @@ from dlion_worker.results.summary import Ending, Json
 log = logging.getLogger(__name__)
 
 
-def finish_broken(folder: ResultFolder, error: Exception, *, now: datetime) -> None:
+def finish_broken(
+    folder: ResultFolder, error: Exception, *, now: datetime, with_report: bool = True
+) -> None:
     """Summary and page of a run that an error ended, where there is room for them."""
     ending = Ending(
         stop_reason="an error ended the run",
@@ -25,7 +27,9 @@ def finish_broken(folder: ResultFolder, error: Exception, *, now: datetime) -> N
         started_at=now.isoformat(timespec="seconds"),
     )
     try:
-        _report(folder, folder.finish(ending))
+        summary = folder.finish(ending)
+        if with_report:
+            _report(folder, summary)
     except (DLionError, OSError) as another:
         log.warning("the result folder could not be finished: %s", another)
 

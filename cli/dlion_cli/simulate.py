@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
-from dlion_api.errors import DLionError
+from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import ProgressRecord
 from dlion_api.spec import Job
@@ -121,6 +121,7 @@ def simulate(
         apply_set(document, assignments), source=str(file), lines=None if assignments else lines
     )
     refuse_suspended(job, str(file))
+    _refuse_endless(job, str(file))
     loaded = load_environment(environment)
     plan = loaded.plan(
         job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
@@ -142,16 +143,43 @@ def simulate(
                 thread_count=threads,
             )  # fmt: skip
         except KeyboardInterrupt:
-            finish_broken(folder, DLionError("interrupted"), now=now)
+            finish_broken(folder, DLionError("interrupted"), now=now, with_report=False)
             return ExitCode.INTERRUPTED
         except (DLionError, OSError) as error:
-            finish_broken(folder, error, now=now)
+            finish_broken(folder, error, now=now, with_report=not no_report)
             raise
         _finish(
             folder, simulated, stop_reason, interruption,
             output=output, now=now, with_report=not no_report,
         )  # fmt: skip
         return ExitCode.OK
+
+
+def _refuse_endless(job: Job, source: str) -> None:
+    """Raises: SpecError for what a simulation cannot do, or would never end doing."""
+    stop = job.spec.trainer.stop
+    problems = []
+    if stop.max_seconds is None and stop.max_steps is None and stop.max_epochs is None:
+        problems.append(
+            Problem(
+                "spec.trainer.stop",
+                "a simulation needs an end that is sure to come",
+                allowed="maxSeconds, maxSteps or maxEpochs",
+                advice="Give --set trainer.stop.maxSeconds=600, say: they are virtual seconds.",
+            )
+        )
+    if job.spec.trainer.dataset.watch:
+        problems.append(
+            Problem(
+                "spec.trainer.dataset.watch",
+                "files do not change in virtual time",
+                value="true",
+                allowed="false",
+                advice="Give --set trainer.dataset.watch=false",
+            )
+        )
+    if problems:
+        raise SpecError(problems, source=source)
 
 
 def _simulate(

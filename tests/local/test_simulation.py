@@ -98,6 +98,45 @@ def test_a_job_that_the_environment_does_not_fit_is_refused(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+def four_workers(path: Path, **document: Any) -> str:
+    """An environment of four equal workers."""
+    workers = [{"count": 4, "cores": 2, "mbitPerS": 100}]
+    path.write_text(yaml.safe_dump({"name": "four", "workers": workers, **document}))
+    return str(path)
+
+
+def test_a_link_that_stays_cut_ends_in_words_and_time_stops_with_the_run(tmp_path: Path) -> None:
+    cut = {"sites": [{"name": "a", "workers": 3}, {"name": "b", "workers": 1}]}
+    change = {"at": {"seconds": 5}, "cutSites": ["b"]}
+    environment = four_workers(tmp_path / "cut.yaml", **cut, changes=[change])
+    command = [
+        sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", environment,
+        "--set", "trainer.stop={maxSteps: 1000}", "--no-report", "--out", str(tmp_path / "cut"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "worker 0 waits for 3" in done.stderr
+    late = {"at": {"seconds": 5000}, "cores": [1, 1, 1, 1]}
+    environment = four_workers(tmp_path / "late.yaml", changes=[late])
+    summary = simulate(
+        tmp_path / "late", "-e", environment, "--no-report",
+        settings=("trainer.stop.maxSeconds=20", "synchronization.mode=bounded"), steps=10_000,
+    )  # fmt: skip
+    assert summary["ending"]["stop_reason"] == "maxSeconds 20 reached"
+    assert 20 <= summary["simulation"]["virtualSeconds"] < 30
+    assert summary["time_s"] == summary["simulation"]["virtualSeconds"]
+
+
+def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", "quickstart",
+        "--set", "trainer.stop={continuous: true}", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.SPEC
+    assert "an end that is sure to come" in done.stderr
+
+
 def compare(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, "-m", "dlion_cli", "compare", str(DIGITS), "-e", "quickstart",
@@ -107,15 +146,18 @@ def compare(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_comparison_runs_every_column_once_and_is_taken_up_again(tmp_path: Path) -> None:
-    flags = ("--policies", "full,ideal", "--seeds", "1", "--variant", "even:batching.policy=even")
+    flags = (
+        "--policies", "topk,full,ideal", "--seeds", "1", "--variant", "even:batching.policy=even",
+        "--set", "exchange={policy: topk, parameters: {share: 0.1}}",
+    )  # fmt: skip
     first = compare(tmp_path, *flags, "-o", "json")
     assert first.returncode == 0, first.stderr
     rows = {row["variant"]: row for row in json.loads(first.stdout)["rows"]}
-    assert list(rows) == ["full", "ideal", "even"]
+    assert list(rows) == ["topk", "full", "ideal", "even"]
     assert rows["ideal"]["sent_bytes"]["median"] == 0
     assert rows["full"]["sent_bytes"]["median"] > 0
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
-    assert len(times) == 3
+    assert len(times) == 4
     again = compare(tmp_path, *flags, "-o", "json")
     assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
     assert {path: path.stat().st_mtime_ns for path in times} == times
@@ -127,6 +169,8 @@ def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(tmp_path: Pa
         (("--variant", "nothing"), "allowed: NAME:PATH=VALUE"),
         (("--variant", "wrong:exchange.codec=morse"), "spec.exchange.codec"),
         (("-e", "homo-a"), "6 workers"),
+        (("--learning-rates", "0.1,-1"), "spec.trainer.optimizer.learningRate"),
+        (("--variant", "a b:seed=1", "--variant", "a-b:seed=2"), "would have the same folder"),
     ):
         done = compare(tmp_path / "out", *flags)
         assert done.returncode, flags

@@ -273,3 +273,9 @@ def test_the_payload_of_our_own_frames_is_cut_off_without_a_copy() -> None:
 def test_a_frame_that_is_too_large_is_not_looked_into() -> None:
     data = bytes(MAX_FRAME_BYTES + 1)
     assert cut_payload(data) == (data, None)
+
+
+@pytest.mark.timeout(20)
+def test_a_number_that_never_ends_is_given_up_at_once() -> None:
+    data = b"\x18" + b"\xff" * 600_000 + b"\x00"
+    assert cut_payload(data) == (data, None)

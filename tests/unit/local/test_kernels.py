@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -46,14 +45,26 @@ def test_they_are_compiled_once_and_again_when_their_source_changes(stand_in: Pa
     kernels.compile_kernels()
     kernels.compile_kernels()
     assert compiled(stand_in) == 1
-    shutil.rmtree(stand_in / "__pycache__")
+    (stand_in / "kernels.py").write_text("changed = True")
     kernels.compile_kernels()
-    assert compiled(stand_in) == 1
+    assert compiled(stand_in) == 2
 
 
 def test_a_compiler_that_fails_is_told_and_stops_nobody(
     stand_in: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (stand_in / "__init__.py").write_text("raise SystemExit(3)")
+    whole = (stand_in / "__init__.py").read_text()
+    (stand_in / "__init__.py").write_text("raise SystemExit('no compiler here')")
     kernels.compile_kernels()
-    assert "exit code 3" in caplog.text
+    assert "no compiler here" in caplog.text
+    (stand_in / "__init__.py").write_text(whole)
+    kernels.compile_kernels()
+    assert compiled(stand_in) == 1
+
+
+def test_what_is_kept_elsewhere_is_left_alone(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(stand_in))
+    kernels.compile_kernels()
+    assert compiled(stand_in) == 0

@@ -44,6 +44,9 @@ _MOST = {"iteration": _MAX_ITERATION, "local_batch_size": 2**32 - 1, "weights_ve
 _VARINT, _LENGTH_DELIMITED = 0, 2
 """Protobuf's wire types that a frame is made of."""
 
+_LONGEST_SHIFT = 56
+"""Of a varint's last byte but one: numbers have 64 bits, whatever a hostile peer makes of them."""
+
 _PAYLOAD_KEY = bytes([Frame.PAYLOAD_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
@@ -78,13 +81,15 @@ def cut_payload(data: bytes) -> tuple[bytes, memoryview | None]:
             else:
                 break
     except IndexError:
-        pass  # it ends too early
+        pass  # it ends too early, or a number never ends
     return data, None
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while (byte := data[at]) > 0x7F:
+        if shift > _LONGEST_SHIFT:
+            raise IndexError(at)
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
     return number | byte << shift, at + 1

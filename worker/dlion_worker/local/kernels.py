@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,20 +16,34 @@ from pathlib import Path
 _LOG = logging.getLogger(__name__)
 
 PACKAGE = "dlion_worker.codecs"
+STAMP = "kernels.compiled"
+"""Beside what was compiled, once all of it was: for which source and which Python."""
 
 
 def compile_kernels() -> None:
     """Leaves machine code where every process finds it; nothing to do where it is there already.
 
-    Where it cannot be kept, trainers compile for themselves: no error.
+    Where it cannot be kept beside the source (numba then looks elsewhere, or trainers compile for
+    themselves), and where `NUMBA_CACHE_DIR` names another place, this does nothing.
     """
     found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.origin:
+    if found is None or not found.origin or os.environ.get("NUMBA_CACHE_DIR"):
         return
     source = Path(found.origin).with_name("kernels.py")
-    kept = source.with_name("__pycache__").glob("kernels.*.nbi")
-    if any(file.stat().st_mtime >= source.stat().st_mtime for file in kept):
+    stamp = source.with_name("__pycache__") / STAMP
+    wanted = f"{source.stat().st_mtime_ns} {sys.version}\n"
+    try:
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.unlink(missing_ok=True)
+        stamp.touch()
+    except OSError:
         return
-    done = subprocess.run([sys.executable, "-c", f"import {PACKAGE}"], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {PACKAGE}"], check=False, capture_output=True, text=True
+    )
     if done.returncode:
-        _LOG.warning("the codecs' kernels could not be compiled: exit code %d", done.returncode)
+        _LOG.warning("the codecs' kernels could not be compiled: %s", done.stderr.strip()[-500:])
+        return
+    stamp.write_text(wanted)

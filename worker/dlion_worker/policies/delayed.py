@@ -206,10 +206,10 @@ class DelayedMachine:
         if not self._is_client or sender != self._server:
             raise ContractError(f"weights of worker {sender}, who is no server here")
         weights_D = decode_weights(message.payload, self._size)
+        self._awaits_weights = False  # the server goes on without a gradient that it refused, too
         if message.iteration <= self._taken:
             return []
         self._taken = message.iteration
-        self._awaits_weights = False
         return [Replace(weights_D)]
 
     # ---- updates ---------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class VirtualLink:
         self._busy_s = 0.0
         self._busy_since_s: float | None = None
         self._dropped = 0
+        self._sent_bytes = self._arrived = 0
         self._reported_bytes, self._reported_busy_s = 0, 0.0
 
     def set_budget(self, budget_bytes: int | None) -> None:
@@ -101,18 +102,19 @@ class VirtualLink:
 
     def state(self) -> LinkState:
         """The link's counters, as a real one has them."""
-        arrived, under_way = self._arrived_bytes(), self._unacknowledged_bytes()
+        arrived, under_way = self._arrived_bytes(), sum(self._left_bytes(lane) for lane in Lane)
+        self._sent_bytes = max(self._sent_bytes, arrived + under_way)
         return LinkState(
             connected=True,
             incarnation=1,
-            queued_bytes=self._offered_bytes - arrived - under_way,
+            queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
             unacknowledged_bytes=under_way,
             window_bytes=self._window_bytes(),
-            sent_total=arrived + under_way,
+            sent_total=self._sent_bytes,
             acknowledged_total=arrived,
             received_total=0,
             dropped_messages=self._dropped,
-            wire_sent_bytes=arrived + under_way,
+            wire_sent_bytes=self._sent_bytes,
             wire_received_bytes=0,
         )
 
@@ -153,7 +155,9 @@ class VirtualLink:
 
     def _arrived_bytes(self) -> int:
         queued = sum(_payload(queue) for queue in self._queues.values())
-        return self._offered_bytes - queued - sum(self._left_bytes(lane) for lane in Lane)
+        left = sum(self._left_bytes(lane) for lane in Lane)
+        self._arrived = max(self._arrived, self._offered_bytes - queued - left)
+        return self._arrived
 
     def _busy_so_far_s(self) -> float:
         since_s = self._busy_since_s

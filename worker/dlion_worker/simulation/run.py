@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlion_api.errors import UnavailableError
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
@@ -22,7 +23,7 @@ from dlion_worker import policies
 from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.catalogue import messages_must_arrive
 from dlion_worker.sidecar.director import Director
-from dlion_worker.simulation.clock import VirtualClock
+from dlion_worker.simulation.clock import Appointment, VirtualClock
 from dlion_worker.simulation.costs import StepCosts
 from dlion_worker.simulation.links import VirtualLink
 from dlion_worker.simulation.network import Network
@@ -91,6 +92,8 @@ class Simulation:
         self._workers: dict[Rank, VirtualWorker] = {}
         self._schedules: dict[Rank, EvaluationSchedule] = {}
         self._stop_reason = ""
+        self._ended_s: float | None = None
+        self._to_come: list[Appointment] = []
 
     def run(self) -> SimulationOutcome:
         """Simulates to the end.
@@ -103,8 +106,10 @@ class Simulation:
             self._put_together(executor)
             self._start()
             while not self._all_stopped() and self._clock.advance():
-                pass
-        virtual_s = self._clock.now_s
+                self._note_the_end()
+        if not self._stop_reason:
+            raise UnavailableError(self._deadlock())
+        virtual_s = self._now_s()
         self._finish()
         for rank in sorted(self._workers):
             self._trace.weights(self._workers[rank].parts.replica.model.weights_D)
@@ -180,7 +185,7 @@ class Simulation:
                 incarnation=1,
                 start_monotonic_s=0.0,
                 send=self._trace.take,
-                clock_s=lambda: self._clock.now_s,
+                clock_s=self._now_s,
             ),
             training_set_samples=data.training_set_samples,
             costs=self._costs,
@@ -223,8 +228,15 @@ class Simulation:
             worker.parts.reporter.event(
                 EventReason.TRAINING_STARTED, f"linked with {len(self._workers) - 1} workers"
             )
-        for change in self._plan.changes:
+        self._to_come = [
             self._clock.after(change.time_s, partial(self._change, change))
+            for change in self._plan.changes
+        ]
+        if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
+            over = partial(
+                self._stopped, next(iter(self._workers)), f"maxSeconds {most_s:g} reached"
+            )
+            self._to_come.append(self._clock.after(most_s, over))
         for worker in self._workers.values():
             worker.begin_step()
 
@@ -256,6 +268,28 @@ class Simulation:
         self._workers[rank].parts.reporter.event(EventReason.TRAINING_STOPPED, reason)
         for worker in self._workers.values():
             worker.stopping = reason
+        for appointment in self._to_come:
+            appointment.cancel()
+
+    def _now_s(self) -> float:
+        """Virtual time; at the end, when the last worker did something."""
+        return self._clock.now_s if self._ended_s is None else self._ended_s
+
+    def _note_the_end(self) -> None:
+        """After the stop nobody begins anything: what is under way takes no time of the run."""
+        phases = {worker.phase for worker in self._workers.values()}
+        if self._stop_reason and self._ended_s is None and Phase.COMPUTING not in phases:
+            self._ended_s = self._clock.now_s
+
+    def _deadlock(self) -> str:
+        waits = "; ".join(
+            f"worker {rank} waits for {', '.join(map(str, sorted(worker.awaited())))}"
+            for rank, worker in self._workers.items()
+        )
+        return (
+            f"nobody can go on after {self._clock.now_s:g} virtual seconds: {waits}. Does the "
+            "environment cut links that it never restores?"
+        )
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(
@@ -269,7 +303,7 @@ class Simulation:
         replicas = []
         for rank, worker in self._workers.items():
             progress, replica = worker.progress, worker.parts.replica
-            tag = (progress.iteration, progress.own_samples, self._clock.now_s)
+            tag = (progress.iteration, progress.own_samples, self._now_s())
             final = self._evaluator.evaluate_all(tag, snapshot=replica.model.snapshot())
             worker.parts.reporter.evaluation(final, final=True)
             replicas.append(

@@ -169,7 +169,10 @@ class VirtualWorker:
     # ---- steps ---------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Begins the next local step; its gradient comes when its time has passed."""
+        """Begins the next local step; its gradient comes when its time has passed. What came before
+        the first one may hold it."""
+        if self.parts.machine.waiting_for():
+            return
         self.phase = Phase.COMPUTING
         parts = self.parts
         self._take_directive()
@@ -203,6 +206,10 @@ class VirtualWorker:
         elif self.phase is Phase.HELD:
             self._handle([event])
             self._go_on()
+
+    def awaited(self) -> frozenset[Rank]:
+        """Peers that hold this worker."""
+        return self.parts.machine.waiting_for()
 
     def _schedule(self) -> None:
         seconds = max(0.0, self._left_core_s) / self.parts.units
@@ -243,7 +250,16 @@ class VirtualWorker:
         """Begins the next step unless peers must be heard before."""
         if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
             return
-        self._report()
+        if self._result is not None:
+            self._end_step(self._result)
+        if self.stopping is not None:
+            self.phase = Phase.STOPPED
+        else:
+            self.begin_step()
+
+    def _end_step(self, result: StepResult) -> None:
+        self._result = None
+        self._report(result)
         self._around.stepped(self)
         reason = stop_reason(
             self.parts.job.spec.trainer.stop,
@@ -252,10 +268,6 @@ class VirtualWorker:
         )
         if reason is not None:
             self._around.stopped(self.rank, reason)
-        if self.stopping is not None:
-            self.phase = Phase.STOPPED
-        else:
-            self.begin_step()
 
     # ---- carrying out --------------------------------------------------------------------------
 
@@ -295,9 +307,8 @@ class VirtualWorker:
             case Refuse(peer=peer, reason=reason):
                 raise ContractError(f"worker {self.rank} refuses worker {peer}: {reason}")
 
-    def _report(self) -> None:
+    def _report(self, result: StepResult) -> None:
         parts, now_s = self.parts, self._around.clock.now_s
-        assert self._result is not None
         wall_s = now_s - self._began_s
         cpu_s = parts.costs.core_s(self._batch_size)
         waited_s = wall_s - self._computed_s
@@ -307,7 +318,7 @@ class VirtualWorker:
                 rank=self.rank,
                 incarnation=1,
                 iteration=self.progress.iteration,
-                loss=self._result.loss,
+                loss=result.loss,
                 local_batch_size=self._batch_size,
                 global_batch_size=self._global_batch_size(),
                 learning_rate=parts.replica.learning_rate,

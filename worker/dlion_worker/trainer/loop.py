@@ -8,7 +8,6 @@ finite) raise; faults of peers never do.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -42,6 +41,7 @@ from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.inbox import Inbox, farewell
 from dlion_worker.trainer.quota_watch import QuotaWatch
+from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter, worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
@@ -51,12 +51,8 @@ from dlion_worker.training.evaluation import weights_hash
 HOLD_SLICE_S = 0.2
 """While held, how often stop requests and lost peers are looked at."""
 
-QUARANTINE_AFTER = 3
-"""Refused messages of one peer, after which nothing more is taken from it until it restarts."""
-
-
-MOST_REFUSALS = 100
-"""Different things refused by the exchange that are reported in one incarnation."""
+OWED_S = 2.0
+"""For so long a peer that has stopped is still expected to send what it owes."""
 
 
 class DivergedError(DLionError):
@@ -116,11 +112,10 @@ class TrainingLoop:
         self._interrupted = interrupted
         self._after_step = after_step
         self._directive: Directive | None = None
-        self._refusals: Counter[Rank] = Counter()
+        self._refusals = Refusals(parts.reporter, parts.exchange)
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
-        self._told_refusals: set[tuple[Rank | None, str]] = set()
         self._trained_before_s = progress.trained_s
         self._began_s = time.monotonic()
         self._clock = self._new_clock()
@@ -136,6 +131,9 @@ class TrainingLoop:
         parts.exchange.set_iteration(self.progress.iteration)
         self._handle(parts.inbox.start(self.progress.iteration))
         while (reason := self._over()) is None:
+            if parts.machine.waiting_for():  # before the first step: what came early may say so
+                self._handle(parts.inbox.wait(HOLD_SLICE_S))
+                continue
             self._take_directive()
             self._step()
             if not self._hold():
@@ -188,16 +186,22 @@ class TrainingLoop:
         """Hands over what has arrived; waits while the machine names peers. False: in vain.
 
         An iteration under way is finished even when the run is to stop, unless a peer has stopped
-        before it, whose contribution will never come, or this worker itself is told to end.
+        before it, whose contribution will never come, or all who are waited for have stopped and
+        what they owed has not come for a while, or this worker itself is told to end.
         """
-        self._handle(self._parts.inbox.drain())
-        while self._parts.machine.waiting_for():
-            stopped_at = self._parts.inbox.stop_iteration
-            if stopped_at is not None and stopped_at < self.progress.iteration:
+        inbox = self._parts.inbox
+        self._handle(inbox.drain())
+        gone_s = 0.0
+        while awaited := self._parts.machine.waiting_for():
+            if inbox.stop_iteration is not None and inbox.stop_iteration < self.progress.iteration:
                 return False
             began_s = time.monotonic()
-            events = self._parts.inbox.wait(HOLD_SLICE_S)
-            self._clock.waited_s += time.monotonic() - began_s
+            events = inbox.wait(HOLD_SLICE_S)
+            waited_s = time.monotonic() - began_s
+            self._clock.waited_s += waited_s
+            gone_s = gone_s + waited_s if awaited <= inbox.stopped and not events else 0.0
+            if gone_s > OWED_S:
+                return False
             if self._interrupted():  # others may end too: not an update without them
                 return False
             self._handle(events)
@@ -267,13 +271,7 @@ class TrainingLoop:
                 payload = parts.replica.coded_weights()
                 parts.exchange.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case Refuse(peer=peer, reason=reason):
-                self._count_refusal(peer, reason)
-                parts.reporter.event(
-                    EventReason.MESSAGE_REFUSED,
-                    f"worker {peer}: {reason}",
-                    iteration=self.progress.iteration,
-                    warning=True,
-                )
+                self._refusals.refuse(peer, reason, self.progress.iteration)
 
     def _meet(self, arrival: MessageArrived) -> None:
         """A latecomer asks: it is counted on from now on, and told how far this one is."""
@@ -282,11 +280,6 @@ class TrainingLoop:
             self._handle([MessageArrived(arrival.sender, progress)])
         answer = rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
         parts.exchange.send(arrival.sender, answer)
-
-    def _count_refusal(self, peer: Rank, reason: str) -> None:
-        self._refusals[peer] += 1
-        if self._refusals[peer] == QUARANTINE_AFTER:
-            self._parts.exchange.quarantine(peer, reason)
 
     # ---- directives and reports ----------------------------------------------------------------
 
@@ -337,25 +330,9 @@ class TrainingLoop:
                 else "",
             )
         )
-        self._report_refusals()
+        self._refusals.report(parts.inbox.take_refusals(), self.progress.iteration)
         parts.reporter.links(parts.exchange.link_states(), self._directive, self.progress.iteration)
         self._tell_sidecar(wall_s, cpu_s)
-
-    def _report_refusals(self) -> None:
-        """What the exchange refused, each thing once: a peer may go on for ever."""
-        for refused in self._parts.inbox.take_refusals():
-            told = (refused.peer, refused.reason)
-            if told in self._told_refusals or len(self._told_refusals) >= MOST_REFUSALS:
-                continue
-            self._told_refusals.add(told)
-            who = "a caller" if refused.peer is None else f"worker {refused.peer}"
-            words = f"{who} refuses us: " if refused.outgoing else f"{who}: "
-            self._parts.reporter.event(
-                EventReason.MESSAGE_REFUSED,
-                words + refused.reason,
-                iteration=self.progress.iteration,
-                warning=True,
-            )
 
     def _tell_sidecar(self, wall_s: float, cpu_s: float) -> None:
         """Deliveries first: the timing closes the iteration that they belong to."""

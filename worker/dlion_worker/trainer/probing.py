@@ -35,6 +35,10 @@ LEAST_S = 1.5
 MOST_S = 3.0
 """After which no further step is begun."""
 
+MOST_SHARES = 2
+"""A batch is never more than so many equal shares: what a worker may be given later is not known to
+fit its memory."""
+
 WAIT_S = 5.0
 """For the peers' capacities, after this worker's own: theirs began when its own did."""
 
@@ -153,13 +157,16 @@ def begin_with_known_speeds(
     if job.spec.batching.policy != "weighted" or not inbox.linked or known({rank}):
         return
 
-    def step(samples: int) -> None:
-        model.step(*stream.next(samples))
+    twin = model.sibling(seed=job.spec.trainer.seed, rank=rank)  # peers may ask for our state
 
-    with untouched(model, stream):
+    def step(samples: int) -> None:
+        twin.step(*stream.next(samples))
+
+    batch = job.spec.batching.global_batch_size.initial
+    with untouched(twin, stream):
         probe = Probe(
             step,
-            most_samples=job.spec.batching.global_batch_size.initial,
+            most_samples=max(1, min(batch, MOST_SHARES * batch // len(job.workers()))),
             quota=QuotaWatch(),
             other_cpu_s=exchange.cpu_s,
             stopped=stopped,
