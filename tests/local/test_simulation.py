@@ -27,9 +27,11 @@ FULL = (
 )
 
 
-def simulate(out: Path, *flags: str, settings: tuple[str, ...] = (), steps: int = 25) -> Any:
+def simulate(
+    out: Path, *flags: str, settings: tuple[str, ...] = (), stop: str = "{maxSteps: 25}"
+) -> Any:
     """The summary of a simulated run of the quick start's job."""
-    settings = (*settings, f"trainer.stop.maxSteps={steps}", "trainer.evaluation.everySamples=2000")
+    settings = (f"trainer.stop={stop}", "trainer.evaluation.everySamples=2000", *settings)
     command = [
         sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", "quickstart",
         "--out", str(out), "-o", "json", *flags,
@@ -74,7 +76,7 @@ def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_rate_of_lin
     for summary in (at_slow, at_fast):
         assert summary["drift"]["max"] == 0.0
     assert at_slow["accuracy"]["mean"] == at_fast["accuracy"]["mean"]
-    assert at_slow["time_s"] > 2 * at_fast["time_s"]
+    assert at_slow["time_s"] > 1.1 * at_fast["time_s"]
 
 
 def test_the_result_folder_is_like_a_runs(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_link_that_stays_cut_ends_in_words_and_time_stops_with_the_run(tmp_pat
     environment = four_workers(tmp_path / "late.yaml", changes=[late])
     summary = simulate(
         tmp_path / "late", "-e", environment, "--no-report",
-        settings=("trainer.stop.maxSeconds=20", "synchronization.mode=bounded"), steps=10_000,
+        settings=("synchronization.mode=bounded",), stop="{maxSeconds: 20}",
     )  # fmt: skip
     assert summary["ending"]["stop_reason"] == "maxSeconds 20 reached"
     assert 20 <= summary["simulation"]["virtualSeconds"] < 30

@@ -173,5 +173,5 @@ def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace(
 def test_the_published_form_keeps_no_residual() -> None:
     published: dict[str, object] = {"policy": "dlion-published", "weighting": "dlion_ratio"}
     spec(exchange=published)
-    with pytest.raises(SpecError, match="keeps no residual"):
+    with pytest.raises(SpecError, match="residual is for policy dlion"):
         spec(exchange={**published, "residual": "perLink"})
