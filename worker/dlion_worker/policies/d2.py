@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import decode_weights, encode_weights
 from dlion_worker.policies.interface import (
     Descend,
-    Flat,
     Instruction,
     LocalStepDone,
     Message,
@@ -39,9 +37,8 @@ from dlion_worker.policies.interface import (
     Send,
     Value,
 )
-from dlion_worker.policies.peer_machine import PeerMachine
 from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.weight_queues import WeightQueues
+from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,15 +75,14 @@ def mixing_row(
     return dict(sorted({rank: self_weight, **row}.items()))
 
 
-class D2(PeerMachine):
+class D2(QueuedWeightsMachine):
     """One worker's correction, and the mixing that it is about to do."""
 
     def __init__(self, context: Context, parameters: D2Parameters) -> None:
         # On a ring workers that are far from each other may be apart by their distance.
         slack = 0 if parameters.mixing == "complete" else len(context.ranks)
-        super().__init__(context, Rule(slack=slack, spare=0, barrier=False))
+        super().__init__(context, Rule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
         self._parameters = parameters
-        self._queues = WeightQueues(_QUEUE_LENGTH)
         self._is_descending = False
         self._correction_D: Exact | None = None
         self._half_D: Exact | None = None
@@ -164,35 +160,16 @@ class D2(PeerMachine):
 
     # ---- others' -------------------------------------------------------------------------------
 
-    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Into the sender's queue; nonsense is not waited for."""
-        try:
-            half_D: Flat = decode_weights(message.payload, self.size)
-        except ContractError:
-            self._queues.give_up(sender, message.iteration)
-            raise
-        self._queues.add(sender, message.iteration, half_D)
-        return []
-
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """A greeting: its part of that iteration went with the link before this one."""
-        if not message.local_batch_size:
-            self._queues.give_up(sender, message.iteration)
-
-    def joined(self, rank: Rank, iteration: int) -> None:
-        """What it has finished is not waited for."""
-        self._queues.give_up(rank, iteration)
-
     def left(self, rank: Rank) -> None:
-        """Its queue is void."""
-        self._queues.left(rank)
+        """Its queue is void, and so is that it had our part."""
+        super().left(rank)
         self._sent_to.discard(rank)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Taken while parts are awaited: that mixing is passed over, and plain gossip follows."""
-        state = {**super().state(), **self._queues.state()}
+        state = super().state()
         if self._half_D is None and self._correction_D is not None:
             state["d2_correction_D"] = self._correction_D.copy()
             state["d2_contributors"] = np.array(self._contributors, np.int64)
@@ -201,7 +178,6 @@ class D2(PeerMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave."""
         super().restore(state)
-        self._queues.restore(state)
         self._correction_D, self._contributors = None, ()
         if "d2_correction_D" in state:
             self._correction_D = np.array(state["d2_correction_D"], np.float64)

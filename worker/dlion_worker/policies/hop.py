@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.errors import ContractError
-from dlion_worker.codecs import decode_weights, encode_weights
+from dlion_worker.codecs import encode_weights
 from dlion_worker.policies.interface import (
     Descend,
     Flat,
@@ -35,9 +34,8 @@ from dlion_worker.policies.interface import (
     Send,
     Value,
 )
-from dlion_worker.policies.peer_machine import PeerMachine
 from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.weight_queues import WeightQueues
+from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,14 +50,14 @@ def hop(context: Context, parameters: HopParameters) -> Hop:
     return Hop(context, parameters)
 
 
-class Hop(PeerMachine):
+class Hop(QueuedWeightsMachine):
     """One worker's update queues, and the average that it is about to make."""
 
     def __init__(self, context: Context, parameters: HopParameters) -> None:
         gap = parameters.max_gap
-        super().__init__(context, Rule(slack=gap - 1, spare=0, barrier=False))
+        longest = gap + parameters.staleness + 1
+        super().__init__(context, Rule(slack=gap - 1, spare=0, barrier=False), longest)
         self._parameters = parameters
-        self._queues = WeightQueues(gap + parameters.staleness + 1)
         self._is_descending = False
         self._is_averaging = False
         self._level = 0
@@ -142,37 +140,13 @@ class Hop(PeerMachine):
 
     # ---- others' -------------------------------------------------------------------------------
 
-    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Into the sender's queue; nonsense is not waited for."""
-        try:
-            weights_D = decode_weights(message.payload, self.size)
-        except ContractError:
-            self._queues.give_up(sender, message.iteration)
-            raise
-        self._queues.add(sender, message.iteration, weights_D)
-        return []
-
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """A greeting: weights of that iteration went with the link before this one."""
-        if not message.local_batch_size:
-            self._queues.give_up(sender, message.iteration)
-
-    def joined(self, rank: Rank, iteration: int) -> None:
-        """What it has finished is not waited for."""
-        self._queues.give_up(rank, iteration)
-
-    def left(self, rank: Rank) -> None:
-        """Its queue is void."""
-        self._queues.left(rank)
-
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """The queues too. Taken while weights are awaited, that average is passed over."""
-        return {**super().state(), "hop_level": self._level, **self._queues.state()}
+        return {**super().state(), "hop_level": self._level}
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave."""
         super().restore(state)
         self._level = int(state["hop_level"])
-        self._queues.restore(state)

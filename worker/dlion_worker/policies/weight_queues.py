@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.policies.peer_machine import flat
+from dlion_worker.codecs import decode_weights
+from dlion_worker.policies.peer_machine import PeerMachine, flat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlion_worker.policies.interface import Flat, Value
+    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.interface import Flat, Instruction, Message, Value
+    from dlion_worker.policies.synchronization import Rule
 
 _QUEUED = "queued_"
 
@@ -76,3 +80,43 @@ class WeightQueues:
             if name.startswith(_QUEUED):
                 iteration, peer = map(int, name.removeprefix(_QUEUED).split("_"))
                 self.add(Rank(peer), iteration, flat(state[name]))
+
+
+class QueuedWeightsMachine(PeerMachine):
+    """A machine that averages weights by iteration: what its peers say ends in their queues."""
+
+    def __init__(self, context: Context, rule: Rule, longest_queue: int) -> None:
+        super().__init__(context, rule)
+        self._queues = WeightQueues(longest_queue)
+
+    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+        """Into the sender's queue; nonsense is not waited for."""
+        try:
+            weights_D = decode_weights(message.payload, self.size)
+        except ContractError:
+            self._queues.give_up(sender, message.iteration)
+            raise
+        self._queues.add(sender, message.iteration, weights_D)
+        return []
+
+    def progress_arrived(self, sender: Rank, message: Message) -> None:
+        """A greeting: weights of that iteration went with the link before this one."""
+        if not message.local_batch_size:
+            self._queues.give_up(sender, message.iteration)
+
+    def joined(self, rank: Rank, iteration: int) -> None:
+        """What it has finished is not waited for."""
+        self._queues.give_up(rank, iteration)
+
+    def left(self, rank: Rank) -> None:
+        """Its queue is void."""
+        self._queues.left(rank)
+
+    def state(self) -> dict[str, Value]:
+        """The queues too."""
+        return {**super().state(), **self._queues.state()}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave."""
+        super().restore(state)
+        self._queues.restore(state)

@@ -34,7 +34,7 @@ from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.stopping import EvaluationSchedule
 from dlion_worker.training import datasets, programs, threads
-from dlion_worker.training.evaluation import Evaluated, Evaluator
+from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 
@@ -256,8 +256,8 @@ class Simulation:
         tag = (worker.progress.iteration, worker.progress.own_samples, self._clock.now_s)
         snapshot = worker.parts.replica.model.snapshot()
         result = self._evaluator.evaluate_some(tag, snapshot=snapshot)
-        worker.parts.reporter.evaluation(result, final=False)
-        reason = self._judge(_judged(worker.rank, result))
+        record = worker.parts.reporter.evaluation(result, final=False)
+        reason = self._judge(record)
         if reason is not None:
             self._stopped(worker.rank, reason)
 
@@ -330,17 +330,3 @@ class Simulation:
     def _save(self, path: Path, state: WorkerState) -> None:
         replica = self._first_replica()
         replica.model.save_keras(path, snapshot=replica.snapshot_of(state))
-
-
-def _judged(rank: Rank, result: Evaluated) -> EvaluationRecord:
-    iteration, samples, time_s = result.tag
-    evaluation = result.evaluation
-    return EvaluationRecord(
-        time_s=time_s,
-        rank=rank,
-        iteration=iteration,
-        samples=samples,
-        accuracy=evaluation.accuracy,
-        loss=evaluation.loss,
-        evaluated_samples=evaluation.samples,
-    )

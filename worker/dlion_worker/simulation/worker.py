@@ -14,27 +14,17 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import ContractError
 from dlion_api.measurements import CpuAllowance, Peers, SpeedProbe, StepTiming
 from dlion_api.progress import StepRecord
-from dlion_api.reasons import EventReason
 from dlion_worker.exchange.window import levelled
 from dlion_worker.policies.interface import (
-    Add,
     BudgetsChanged,
-    Descend,
-    Descended,
     Event,
-    Instruction,
     LocalStepDone,
     Machine,
     MemberJoined,
     Message,
     MessageArrived,
-    MessageKind,
-    Mix,
-    Refuse,
-    Replace,
-    Send,
-    SendWeights,
 )
+from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.loop import DivergedError
 from dlion_worker.trainer.reporting import worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
@@ -113,6 +103,14 @@ class VirtualWorker:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
+        self._instructions = Instructions(
+            parts.machine,
+            parts.replica,
+            parts.reporter,
+            self.progress,
+            send=lambda peer, message: parts.links[peer].push(message),
+            refuse=self._refuse,
+        )
         self.phase = Phase.HELD
         self.stopping: str | None = None
         self._around = around
@@ -274,38 +272,11 @@ class VirtualWorker:
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
             for instruction in self.parts.machine.handle(event):
-                self._carry_out(instruction)
+                self._instructions.carry_out(instruction)
 
-    def _carry_out(self, instruction: Instruction) -> None:
-        parts = self.parts
-        match instruction:
-            case Descend(gradient_D=gradient_D, samples=samples):
-                parts.replica.descend(
-                    gradient_D,
-                    batch_samples=samples,
-                    iteration=self.progress.iteration,
-                    samples=self.progress.own_samples,
-                )
-                for following in parts.machine.handle(Descended()):
-                    self._carry_out(following)
-            case Add(update_D=update_D):
-                parts.replica.add(update_D)
-            case Replace(weights_D=weights_D):
-                parts.replica.replace(weights_D)
-            case Send(peer=peer, message=message):
-                parts.links[peer].push(message)
-            case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
-                parts.replica.mix(weights_D, fraction)
-                parts.reporter.event(
-                    EventReason.KNOWLEDGE_TRANSFERRED,
-                    f"merged {fraction:g} of worker {sender}'s weights",
-                    iteration=self.progress.iteration,
-                )
-            case SendWeights(peer=peer, iteration=iteration):
-                payload = parts.replica.coded_weights()
-                parts.links[peer].push(Message(MessageKind.WEIGHTS, iteration, payload=payload))
-            case Refuse(peer=peer, reason=reason):
-                raise ContractError(f"worker {self.rank} refuses worker {peer}: {reason}")
+    def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
+        """Nobody is hostile here: it is a defect of the policy."""
+        raise ContractError(f"worker {self.rank} at {iteration} refuses worker {peer}: {reason}")
 
     def _report(self, result: StepResult) -> None:
         parts, now_s = self.parts, self._around.clock.now_s

@@ -15,31 +15,21 @@ from dlion_api.errors import DLionError
 from dlion_api.measurements import Directive, StepTiming
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
-from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange
 from dlion_worker.policies.interface import (
-    Add,
     BudgetsChanged,
-    Descend,
-    Descended,
     Event,
-    Instruction,
     LocalStepDone,
     Machine,
-    Message,
     MessageArrived,
     MessageKind,
-    Mix,
-    Refuse,
-    Replace,
-    Send,
-    SendWeights,
 )
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.inbox import Inbox, farewell
+from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.quota_watch import QuotaWatch
 from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
@@ -83,8 +73,8 @@ class StepClock:
     began_s: float
     began_cpu_s: float
     exchange_thread_began_s: float
+    update_began_cpu_s: float
     compute_s: float = 0.0
-    update_cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
     waited_s: float = 0.0
 
@@ -113,6 +103,14 @@ class TrainingLoop:
         self._after_step = after_step
         self._directive: Directive | None = None
         self._refusals = Refusals(parts.reporter, parts.exchange)
+        self._instructions = Instructions(
+            parts.machine,
+            parts.replica,
+            parts.reporter,
+            progress,
+            send=parts.exchange.send,
+            refuse=self._refusals.refuse,
+        )
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
@@ -237,41 +235,8 @@ class TrainingLoop:
                 self._meet(event)
                 continue
             for instruction in self._parts.machine.handle(event):
-                self._carry_out(instruction)
+                self._instructions.carry_out(instruction)
         self._clock.exchange_cpu_s += time.thread_time() - began_cpu_s
-
-    def _carry_out(self, instruction: Instruction) -> None:
-        parts = self._parts
-        match instruction:
-            case Descend(gradient_D=gradient_D, samples=samples):
-                began_cpu_s = time.thread_time()
-                parts.replica.descend(
-                    gradient_D,
-                    batch_samples=samples,
-                    iteration=self.progress.iteration,
-                    samples=self.progress.own_samples,
-                )
-                self._clock.update_cpu_s += time.thread_time() - began_cpu_s
-                for following in parts.machine.handle(Descended()):
-                    self._carry_out(following)
-            case Add(update_D=update_D):
-                parts.replica.add(update_D)
-            case Replace(weights_D=weights_D):
-                parts.replica.replace(weights_D)
-            case Send(peer=peer, message=message):
-                parts.exchange.send(peer, message)
-            case Mix(weights_D=weights_D, fraction=fraction, sender=sender):
-                parts.replica.mix(weights_D, fraction)
-                parts.reporter.event(
-                    EventReason.KNOWLEDGE_TRANSFERRED,
-                    f"merged {fraction:g} of worker {sender}'s weights",
-                    iteration=self.progress.iteration,
-                )
-            case SendWeights(peer=peer, iteration=iteration):
-                payload = parts.replica.coded_weights()
-                parts.exchange.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
-            case Refuse(peer=peer, reason=reason):
-                self._refusals.refuse(peer, reason, self.progress.iteration)
 
     def _meet(self, arrival: MessageArrived) -> None:
         """A latecomer asks: it is counted on from now on, and told how far this one is."""
@@ -359,7 +324,8 @@ class TrainingLoop:
         """CPU seconds that this iteration would have taken without any peers."""
         clock = self._clock
         exchange_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
-        policies_s = clock.exchange_cpu_s - clock.update_cpu_s
+        update_s = self._instructions.update_cpu_s - clock.update_began_cpu_s
+        policies_s = clock.exchange_cpu_s - update_s
         return max(0.0, time.process_time() - clock.began_cpu_s - exchange_s - policies_s)
 
     def _new_clock(self) -> StepClock:
@@ -367,4 +333,5 @@ class TrainingLoop:
             began_s=time.monotonic(),
             began_cpu_s=time.process_time(),
             exchange_thread_began_s=self._parts.exchange.cpu_s(),
+            update_began_cpu_s=self._instructions.update_cpu_s,
         )

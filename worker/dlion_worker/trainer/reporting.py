@@ -75,27 +75,25 @@ class Reporter:
                 f"{left_out:,} of {data.samples + left_out:,} samples left out: similar to others",
             )
 
-    def evaluation(self, result: Evaluated, *, final: bool) -> None:
+    def evaluation(self, result: Evaluated, *, final: bool) -> EvaluationRecord:
         """One replica on the held-out split; its tag is (iteration, own samples, time)."""
         iteration, samples, time_s = result.tag
         evaluation = result.evaluation
-        self._send(
-            [
-                EvaluationRecord(
-                    time_s=time_s,
-                    rank=self.rank,
-                    iteration=iteration,
-                    samples=samples,
-                    accuracy=evaluation.accuracy,
-                    loss=evaluation.loss,
-                    evaluated_samples=evaluation.samples,
-                    class_accuracy=evaluation.class_accuracy,
-                    sketch=result.sketch,
-                    weights_norm=result.weights_norm,
-                    final=final,
-                )
-            ]
+        record = EvaluationRecord(
+            time_s=time_s,
+            rank=self.rank,
+            iteration=iteration,
+            samples=samples,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
+            evaluated_samples=evaluation.samples,
+            class_accuracy=evaluation.class_accuracy,
+            sketch=result.sketch,
+            weights_norm=result.weights_norm,
+            final=final,
         )
+        self._send([record])
+        return record
 
     def directive(self, directive: Directive, iteration: int) -> None:
         """What the sidecar asked for, and why."""

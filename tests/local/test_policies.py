@@ -1,0 +1,48 @@
+"""Published systems with real processes and links, of each kind one: updates, queues of weights,
+pairs, a server, error feedback on links that drop nothing.
+
+Proves: they train, no message is refused, and the run ends by itself, also where the worker that is
+waited for stops first. Left out: what each computes (tests/property), all policies (docs/policies).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from local_run import LocalRun, blobs, job_document
+
+STEPS = 120
+LEARNT = 0.55
+"""Accuracy of every replica, of three classes: a third is chance. What each policy comes to in the
+end is docs/policies.md's."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gaia": {},
+    "hop": {},
+    "adpsgd": {"overlap": False},
+    "adacomp": {"server": 1},
+    "ako": {"partitions": 3},
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("policy", sorted(KINDS))
+def test_a_policy_trains_with_real_links_and_ends_by_itself(tmp_path: Path, policy: str) -> None:
+    document = job_document(
+        3,
+        trainer={"program": blobs(tmp_path), "stop": {"maxSteps": STEPS}},
+        exchange={"policy": policy, "parameters": KINDS[policy]},
+        synchronization={"mode": "bounded", "maxStaleness": 3},
+    )
+    with LocalRun(tmp_path, document) as run:
+        assert run.finish() == 0
+        run.assert_nothing_left()
+    assert not run.events("MessageRefused")
+    assert not run.events("WorkerFailed")
+    assert max(step.iteration for step in run.steps()) == STEPS
+    summary = run.summary()
+    assert summary["accuracy"]["min"] > LEARNT
+    assert summary["sent_bytes"] > 0

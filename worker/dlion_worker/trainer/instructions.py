@@ -1,0 +1,90 @@
+"""What policies ask for, done to a replica and told to peers: one way for trainer and simulator.
+
+Called by `loop` and by `simulation.worker`, which say how a message leaves and what a refusal
+leads to. Knows no clock and no link.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+from dlion_worker.policies.interface import (
+    Add,
+    Descend,
+    Descended,
+    Instruction,
+    Machine,
+    Message,
+    MessageKind,
+    Mix,
+    Refuse,
+    Replace,
+    Send,
+    SendWeights,
+)
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.trainer.stopping import JobProgress
+
+
+class Instructions:
+    """Carries out one worker's, in the order in which they come."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        replica: LocalReplica,
+        reporter: Reporter,
+        progress: JobProgress,
+        *,
+        send: Callable[[Rank, Message], None],
+        refuse: Callable[[Rank, str, int], None],
+    ) -> None:
+        """`refuse(peer, reason, iteration)`: a peer's message made no sense."""
+        self._machine, self._replica = machine, replica
+        self._reporter, self._progress = reporter, progress
+        self._send, self._refuse = send, refuse
+        self.update_cpu_s = 0.0
+        """CPU seconds of the optimizer so far, on the calling thread."""
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """Does it, and what follows from it."""
+        match instruction:
+            case Descend():
+                self._descend(instruction)
+            case Add(update_D=update_D):
+                self._replica.add(update_D)
+            case Replace(weights_D=weights_D):
+                self._replica.replace(weights_D)
+            case Mix():
+                self._mix(instruction)
+            case Send(peer=peer, message=message):
+                self._send(peer, message)
+            case SendWeights(peer=peer, iteration=iteration):
+                payload = self._replica.coded_weights()
+                self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case Refuse(peer=peer, reason=reason):
+                self._refuse(peer, reason, self._progress.iteration)
+
+    def _descend(self, descend: Descend) -> None:
+        began_cpu_s = time.thread_time()
+        self._replica.descend(
+            descend.gradient_D,
+            batch_samples=descend.samples,
+            iteration=self._progress.iteration,
+            samples=self._progress.own_samples,
+        )
+        self.update_cpu_s += time.thread_time() - began_cpu_s
+        for following in self._machine.handle(Descended()):
+            self.carry_out(following)
+
+    def _mix(self, mix: Mix) -> None:
+        self._replica.mix(mix.weights_D, mix.fraction)
+        self._reporter.event(
+            EventReason.KNOWLEDGE_TRANSFERRED,
+            f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
+            iteration=self._progress.iteration,
+        )
