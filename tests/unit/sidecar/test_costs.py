@@ -1,6 +1,6 @@
 """Facts: single steps that cost several times as much do not move a cost; a cost that has really
-changed is followed within five observations, smaller changes within half the window; after a
-change of circumstances the last value stands until there are new ones; short observations merge.
+changed is followed within five observations, smaller changes within the window; after a change of
+circumstances the last value fades as new ones come; short observations merge.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dlion_worker.sidecar.costs import (
     CHANGE_OBSERVATIONS,
     ENOUGH_CPU_S,
+    FADING_OBSERVATIONS,
     LEAST_CPU_S,
     MOST_OBSERVATIONS,
     TypicalCost,
@@ -33,7 +34,7 @@ def test_single_steps_at_three_times_the_cost_do_not_count() -> None:
     chance = random.Random(1)
     cost = fed([COST_S] * 3)
     for number in range(100):
-        spike = 3 if number % 4 == 0 else chance.uniform(0.95, 1.05)
+        spike = 3 if number % 5 == 0 else chance.uniform(0.95, 1.05)
         cost.add(SAMPLES, COST_S * SAMPLES * spike)
         assert cost.cost_s() == pytest.approx(COST_S, rel=0.05)
 
@@ -45,19 +46,29 @@ def test_a_large_change_is_followed_within_a_few_observations(factor: float) -> 
 
 
 def test_a_small_change_is_followed_within_the_window() -> None:
-    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * 1.1] * (MOST_OBSERVATIONS // 2 + 1))
+    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * 1.1] * MOST_OBSERVATIONS)
     assert cost.cost_s() == pytest.approx(COST_S * 1.1)
 
 
-def test_the_last_value_stands_until_there_are_new_ones() -> None:
+def test_the_last_value_fades_as_new_ones_come() -> None:
     cost = fed([COST_S] * 3)
     cost.begin_anew()
     assert cost.cost_s() == pytest.approx(COST_S)
-    for factor in (9.0, 2.0):
-        cost.add(1000, factor * COST_S * 1000)
-        assert cost.cost_s() == pytest.approx(COST_S), "too little to go by"
-    cost.add(1000, 2 * COST_S * 1000)
-    assert cost.cost_s() == pytest.approx(2 * COST_S)
+    told_s = []
+    for _ in range(FADING_OBSERVATIONS):
+        cost.add(1000, 1.2 * COST_S * 1000)
+        told_s.append(cost.cost_s())
+    assert told_s == pytest.approx([1.05 * COST_S, 1.1 * COST_S, 1.15 * COST_S, 1.2 * COST_S])
+
+
+def test_one_far_off_does_not_carry_the_last_value_away() -> None:
+    cost = fed([COST_S] * 3)
+    cost.begin_anew()
+    cost.add(1000, 9 * COST_S * 1000)
+    assert cost.cost_s() == pytest.approx(COST_S, rel=0.13)
+    for _ in range(FADING_OBSERVATIONS):
+        cost.add(1000, 2 * COST_S * 1000)
+    assert cost.cost_s() == pytest.approx(2 * COST_S), "that was no chance"
 
 
 def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:

@@ -11,7 +11,7 @@ from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.names import Rank
 from dlion_worker.sidecar.capacity import CapacityEstimate
 
-PUBLISH_FRACTION = 0.02
+PUBLISH_FRACTION = 0.01
 """A smaller change waits for the next regular telling."""
 
 

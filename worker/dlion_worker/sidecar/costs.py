@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 LEAST_CPU_S = 0.02
@@ -15,7 +16,16 @@ LEAST_CPU_S = 0.02
 ENOUGH_CPU_S = 0.2
 ENOUGH_OBSERVATIONS = 3
 
-MOST_OBSERVATIONS = 21
+FADING_OBSERVATIONS = 4
+"""So many observations replace what was known before, one part each."""
+
+MOST_OBSERVATIONS = 40
+MOST_CHANGE_AT_ONCE = 0.5
+"""While they do, one counts as at most so much more or less: it may be far off."""
+
+LEFT_OUT_FRACTION = 0.25
+"""Of the observations, the lowest and the highest; one each at least, where there are three."""
+
 CHANGE_FRACTION = 0.15
 CHANGE_OBSERVATIONS = 5
 """So many observations in a row on the same side of what was known, that far: it has changed."""
@@ -32,16 +42,17 @@ class _Observation:
 
 
 class TypicalCost:
-    """The median cost of recent observations.
+    """The trimmed mean of recent observations.
 
-    CPU time, unlike wall time, hides no quota behind a median (design.md section 6 forbids that of
-    step times); single steps do cost up to three times as much, where memory is touched for the
-    first time or the exchange has emptied the caches, and a mean would keep that for long.
+    Trimmed, since single steps cost up to three times as much, as where memory is touched for the
+    first time. CPU time, unlike wall time, hides no quota behind that (design.md section 6 forbids
+    it of step times). A median would jump where steps are of two kinds, as beside a neighbour that
+    computes and beside one that waits.
 
-    After `begin_anew` the last value stands until there are as many new observations as outvote
-    one that is far off.
+    What was known before, by a measurement or until `begin_anew`, gives way part by part: what all
+    workers pay more from now on then moves all their costs at about the same time.
 
-    Source: ours.
+    Source: ours; the trimmed mean (here the midmean) is Tukey's.
     """
 
     def __init__(self) -> None:
@@ -61,12 +72,10 @@ class TypicalCost:
         self._forget()
 
     def add_measured(self, samples: float, cpu_s: float) -> None:
-        """Takes a measurement that will do by itself: it counts as so many observations."""
+        """Takes a measurement that will do until there are observations; older ones go."""
         if samples > 0 and cpu_s > 0:
-            part = 1.0 / ENOUGH_OBSERVATIONS
-            for _ in range(ENOUGH_OBSERVATIONS):
-                self._seen.append(_Observation(samples * part, cpu_s * part))
-            self._forget()
+            self._before_s = cpu_s / samples
+            self._seen.clear()
 
     def begin_anew(self) -> None:
         """What is measured has been replaced by something like it."""
@@ -80,19 +89,32 @@ class TypicalCost:
 
     def cost_s(self) -> float | None:
         """CPU seconds per sample; None until there is an observation worth the name."""
-        enough = len(self._seen) >= ENOUGH_OBSERVATIONS
+        count = len(self._seen)
         if self._before_s is None:
-            enough = enough or self.window_s >= ENOUGH_CPU_S
-        if not enough:
+            enough = count >= ENOUGH_OBSERVATIONS or self.window_s >= ENOUGH_CPU_S
+            return _trimmed_mean(self._seen) if enough else None
+        if not count:
             return self._before_s
-        return statistics.median(one.cost_s for one in self._seen)
+        new = min(1.0, count / FADING_OBSERVATIONS)
+        cost_s = _trimmed_mean(self._seen)
+        if new < 1.0:
+            most_s = MOST_CHANGE_AT_ONCE * self._before_s
+            cost_s = min(max(cost_s, self._before_s - most_s), self._before_s + most_s)
+        return (1.0 - new) * self._before_s + new * cost_s
 
     def _forget(self) -> None:
         older = list(self._seen)[:-CHANGE_OBSERVATIONS]
         if not older:
             return
-        known_s = statistics.median(one.cost_s for one in older)
+        known_s = _trimmed_mean(older)
         changes = [one.cost_s / known_s - 1 for one in list(self._seen)[-CHANGE_OBSERVATIONS:]]
         if min(changes) > CHANGE_FRACTION or max(changes) < -CHANGE_FRACTION:
             for _ in older:
                 self._seen.popleft()
+
+
+def _trimmed_mean(seen: Collection[_Observation]) -> float:
+    """CPU seconds per sample, each observation counting the same."""
+    costs = sorted(one.cost_s for one in seen)
+    left_out = max(int(LEFT_OUT_FRACTION * len(costs)), len(costs) >= 3)
+    return statistics.fmean(costs[left_out : len(costs) - left_out])

@@ -30,7 +30,7 @@ from dlion_worker.sidecar.capacities import Capacities
 from dlion_worker.sidecar.capacity import CapacityEstimator
 from dlion_worker.sidecar.reasons import reason_for
 
-SHARE_TOLERANCE_FRACTION = 0.03
+SHARE_TOLERANCE_FRACTION = 0.02
 BUDGET_TOLERANCE_FRACTION = 0.05
 MOST_OWN_FACTOR = 2.0
 """A budget is for at most so many times what the gradient takes: a worker whose exchange costs it

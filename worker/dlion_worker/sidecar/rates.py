@@ -21,8 +21,9 @@ class ChangingRate:
 
     The window grows to `most_s`. Whenever its newest part (at least `least_s` long) differs by
     more than `change_fraction` from the rest, the rest is dropped: a change then shows as soon as
-    it can be told from chance, and a steady rate still has the long window's precision. Never a
-    median: a CFS quota hides behind one (design.md section 6).
+    it can be told from chance, and a steady rate still has the long window's precision. The part
+    in which a change showed began before it: it goes as soon as there is another. Never a median: a
+    CFS quota hides behind one (design.md section 6).
 
     Source: ours, a two-window change detection.
     """
@@ -48,6 +49,8 @@ class ChangingRate:
         self._change_fraction = change_fraction
         self._least_amount = least_amount
         self._buckets: deque[_Bucket] = deque()
+        self._straddling = 0
+        """So many of the oldest may have begun before the last change."""
 
     def add(self, amount: float, seconds: float) -> None:
         """Takes one observation; those shorter than a tenth of `least_s` are merged into one."""
@@ -60,10 +63,12 @@ class ChangingRate:
         else:
             self._buckets.append(_Bucket(amount, seconds))
         self._forget()
+        self._forget_straddling()
 
     def clear(self) -> None:
         """Forgets everything: what is measured has been replaced."""
         self._buckets.clear()
+        self._straddling = 0
 
     @property
     def window_s(self) -> float:
@@ -88,6 +93,7 @@ class ChangingRate:
         window_s = self.window_s
         while len(self._buckets) > 1 and window_s - self._buckets[0].seconds >= self._most_s:
             window_s -= self._buckets.popleft().seconds
+            self._straddling = max(0, self._straddling - 1)
         recent_count, recent = self._recent()
         older = list(self._buckets)[:-recent_count]
         if not older:
@@ -99,6 +105,17 @@ class ChangingRate:
         if change < 0 or self._has_risen(older_rate):
             for _ in older:
                 self._buckets.popleft()
+            self._straddling = len(self._buckets)
+
+    def _forget_straddling(self) -> None:
+        since = list(self._buckets)[self._straddling :]
+        if not self._straddling or not since:
+            return
+        total = _Bucket(sum(b.amount for b in since), sum(b.seconds for b in since))
+        if self._shows_change(total):
+            for _ in range(self._straddling):
+                self._buckets.popleft()
+            self._straddling = 0
 
     def _has_risen(self, older_rate: float) -> bool:
         least = (1 + self._change_fraction) * older_rate

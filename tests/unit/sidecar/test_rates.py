@@ -1,0 +1,53 @@
+"""Facts: a steady rate is kept over the whole window; one that changes in the middle of an
+observation is right with the second one after that, as the one in which it changed goes; a single
+observation that is far too high is no rise where several are asked for.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_worker.sidecar.rates import ChangingRate
+
+SECONDS, BEFORE, AFTER = 0.4, 20.0, 5.0
+
+
+def rate_of_a_link(rises: int = 1) -> ChangingRate:
+    return ChangingRate(
+        least_s=0.02, most_s=3.0, change_fraction=0.2, least_change_s=0.25, rises=rises
+    )
+
+
+def test_a_steady_rate_stands_on_the_whole_window() -> None:
+    rate = rate_of_a_link()
+    for number in range(40):
+        rate.add(SECONDS * BEFORE * (1.05 if number % 2 else 0.95), SECONDS)
+    assert rate.rate() == pytest.approx(BEFORE, rel=0.02)
+    assert 2.5 < rate.window_s <= 3.0 + SECONDS
+
+
+@given(st.floats(0.0, 1.0), st.sampled_from([(BEFORE, AFTER), (AFTER, BEFORE)]))
+def test_a_change_within_an_observation_is_right_two_later(
+    fraction: float, change: tuple[float, float]
+) -> None:
+    before, after = change
+    rate = rate_of_a_link()
+    for _ in range(10):
+        rate.add(SECONDS * before, SECONDS)
+    rate.add(SECONDS * (fraction * before + (1 - fraction) * after), SECONDS)
+    rate.add(SECONDS * after, SECONDS)
+    rate.add(SECONDS * after, SECONDS)
+    assert rate.rate() == pytest.approx(after)
+
+
+def test_one_observation_that_is_far_too_high_is_no_rise() -> None:
+    rate = rate_of_a_link(rises=3)
+    for _ in range(10):
+        rate.add(SECONDS * AFTER, SECONDS)
+    rate.add(SECONDS * BEFORE, SECONDS)
+    assert rate.rate() == pytest.approx(AFTER, rel=0.45)
+    for _ in range(3):
+        rate.add(SECONDS * BEFORE, SECONDS)
+    assert rate.rate() == pytest.approx(BEFORE)
