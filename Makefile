@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local measure fuzz generate format lock clean
+.PHONY: help setup quickstart picture check test unit local measure fuzz mutate generate format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ measure: setup ## Hold shares, links and the cost of the exchange against their 
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200
+
+mutate: setup ## Flip the central line of each policy: its tests must notice
+	$(BIN)/python tools/mutate_policies.py
 
 generate: setup ## Remake generated files: wire format, CRD, reference pages
 	$(BIN)/python tools/generate_wire.py

@@ -1,0 +1,186 @@
+"""Flips the central line of each policy and says whether the policy's tests notice.
+
+    python tools/mutate_policies.py [POLICY ...]
+
+Each line is changed in a copy of `dlion_worker`, and the tests named with it are run on that copy.
+Exit code 1 where a change goes unnoticed, or where a line is no longer there: a policy that was
+rewritten needs its line here rewritten, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "dlion_worker"
+TESTS_FAILED, LONGEST_S = 1, 300
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A line of a policy, what it becomes, and the tests that must fail then."""
+
+    module: str
+    before: str
+    after: str
+    tests: str
+
+
+CENTRAL_LINES: dict[str, Mutation] = {
+    "full": Mutation(
+        "policies/combining.py",
+        "weight = np.float32(contribution.local_batch_size / divisor)",
+        "weight = np.float32(1 / divisor)",
+        "tests/unit/policies/test_machine.py",
+    ),
+    "dlion": Mutation(
+        "policies/selection.py",
+        "cut_L = self._cuts(np.float32(threshold))",
+        "cut_L = self._cuts(np.float32(threshold / 2))",
+        "tests/property/test_selection.py",
+    ),
+    "dlion-published": Mutation(
+        "policies/combining.py",
+        "return len(local_batch_sizes) * local_batch_sizes[own]",
+        "return sum(local_batch_sizes.values())",
+        "tests/unit/policies/test_machine.py",
+    ),
+    "knowledge transfer": Mutation(
+        "policies/knowledge_transfer.py",
+        "best = min(loss_by_rank",
+        "best = max(loss_by_rank",
+        "tests/unit/policies/test_knowledge_transfer.py",
+    ),
+    "weighted batches": Mutation(
+        "policies/batching.py",
+        "rest * (value / peak) / total",
+        "rest / len(capacity)",
+        "tests/property/test_batching.py",
+    ),
+    "topk": Mutation(
+        "policies/topk.py",
+        "self._shared.value_D += gradient_D",
+        "self._shared.value_D[:] = gradient_D",
+        "tests/property/test_topk.py",
+    ),
+    "ako": Mutation(
+        "policies/ako.py",
+        "self._turn = (self._turn + 1) % self._partitions",
+        "self._turn = 0",
+        "tests/property/test_ako.py",
+    ),
+    "gaia": Mutation(
+        "policies/gaia.py",
+        "(np.abs(accumulated_D) > bound_D)",
+        "(np.abs(accumulated_D) < bound_D)",
+        "tests/property/test_gaia.py",
+    ),
+    "hop": Mutation(
+        "policies/hop.py",
+        "np.float32(counts[rank] / total) * found[rank][1]",
+        "np.float32(1 / len(found)) * found[rank][1]",
+        "tests/property/test_hop.py",
+    ),
+    "adpsgd": Mutation(
+        "policies/adpsgd.py",
+        "(ours_D + theirs_D) * np.float32(0.5)",
+        "(ours_D + theirs_D) * np.float32(0.25)",
+        "tests/property/test_adpsgd.py",
+    ),
+    "async": Mutation(
+        "policies/asynchronous.py",
+        "gradient_D += self._lambda * gradient_D * gradient_D * moved_D",
+        "gradient_D -= self._lambda * gradient_D * gradient_D * moved_D",
+        "tests/property/test_async.py",
+    ),
+    "d2": Mutation(
+        "policies/d2.py",
+        "self._half_D += self._correction_D",
+        "self._half_D -= self._correction_D",
+        "tests/property/test_d2.py",
+    ),
+    "adacomp": Mutation(
+        "policies/adacomp.py",
+        "gradient_D /= np.maximum(since_D, np.uint32(1)).astype(np.float32)",
+        "gradient_D /= np.float32(1)",
+        "tests/property/test_adacomp.py",
+    ),
+    "dgc": Mutation(
+        "policies/dgc.py",
+        "self._velocity_D[is_sent_D] = 0",
+        "self._velocity_D[~is_sent_D] = 0",
+        "tests/property/test_dgc.py",
+    ),
+    "localsgd": Mutation(
+        "policies/localsgd.py",
+        "delta_D = anchor_D - mean_D",
+        "delta_D = mean_D - anchor_D",
+        "tests/property/test_localsgd.py",
+    ),
+}
+
+
+def main() -> int:
+    """Prints a line for each policy."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help=", ".join(CENTRAL_LINES))
+    names = parser.parse_args().policies or list(CENTRAL_LINES)
+    if unknown := [name for name in names if name not in CENTRAL_LINES]:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(CENTRAL_LINES)}")
+    survived = []
+    with tempfile.TemporaryDirectory(prefix="dlion-mutate-") as temporary:
+        copy = Path(temporary)
+        shutil.copytree(ROOT / "worker" / PACKAGE, copy / PACKAGE, symlinks=True)
+        for name in names:
+            verdict = tried(copy, CENTRAL_LINES[name])
+            print(f"{name:20} {CENTRAL_LINES[name].after[:60]:62} {verdict}", flush=True)
+            if not verdict.startswith("caught"):
+                survived.append(name)
+    print(f"{len(names) - len(survived)} of {len(names)} caught")
+    return 1 if survived else 0
+
+
+def tried(copy: Path, mutation: Mutation) -> str:
+    """What came of it: caught by which test, or why not."""
+    path = copy / PACKAGE / mutation.module
+    text = path.read_text()
+    if text.count(mutation.before) != 1:
+        return f"NOT TRIED: the line is there {text.count(mutation.before)} times, not once"
+    path.write_text(text.replace(mutation.before, mutation.after))
+    try:
+        return _verdict(copy, mutation.tests)
+    finally:
+        path.write_text(text)
+
+
+def _verdict(copy: Path, tests: str) -> str:
+    sources = [copy, *(ROOT / name for name in ("api", "operator", "cli"))]
+    paths = os.pathsep.join(map(str, sources))
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "NOT CAUGHT: the tests did not end"
+    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+    if run.returncode == TESTS_FAILED and failed:
+        return f"caught by {failed[0].split(' - ')[0].rpartition('::')[2]}"
+    return f"NOT CAUGHT: pytest ended with {run.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
