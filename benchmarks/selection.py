@@ -90,7 +90,7 @@ def naive(
 def rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float, str]]:
     """What was done, its milliseconds, and a remark."""
     gradient_D, layout = some_gradient(entries)
-    whole_bytes = entries * codec.bytes_each
+    whole_bytes = codec.bytes_of(entries)
     target_D = np.zeros(entries, np.float32)
     magnitudes = Magnitudes(layout)
     found = [

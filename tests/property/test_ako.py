@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, coded_bytes, decode_gradient
+from dlion_worker.codecs import ValueCodec, coded_bytes, decode_gradient, range_bytes
 from dlion_worker.policies.ako import Ako
 from dlion_worker.policies.catalogue import parameters_of
 from dlion_worker.policies.sending import Outgoing
@@ -96,9 +96,11 @@ def test_every_value_is_delivered_once_whatever_p_does(
         owed_D -= arrived(policy.prepare(gradient_D, peers, room), stays, size)
         np.testing.assert_array_equal(policy.state()["ako_gathered_D"], owed_D)
     most = max(8, min(partitions, size))
-    for _ in range(2 * most):
+    for _ in range(8 * most):
         owed_D -= arrived(policy.prepare(np.zeros(size, np.float32), [stays], {}), stays, size)
-    assert not owed_D.any()
+    # int8 and int4 leave less than a scale each turn, that is a 127th or a 7th of what was there.
+    most_left = 1e-3 if codec in (ValueCodec.INT8, ValueCodec.INT4) else 0.0
+    assert np.abs(owed_D).max() <= most_left
 
 
 @given(seed=seeds, partitions=st.integers(1, 5), workers=st.integers(2, 4))
@@ -124,7 +126,7 @@ def test_every_gradient_counts_once_at_every_worker(
         np.testing.assert_allclose(workers * applied_D, found_D, atol=1e-4)
 
 
-@pytest.mark.parametrize("codec", list(ValueCodec))
+@pytest.mark.parametrize("codec", [each for each in ValueCodec if each != "polyline"])
 @given(seed=seeds, size=st.integers(500, 3000), partitions=st.integers(1, 60))
 @settings(deadline=None, max_examples=30)
 def test_bytes_are_the_models_over_p_give_or_take_a_partition(
@@ -132,8 +134,8 @@ def test_bytes_are_the_models_over_p_give_or_take_a_partition(
 ) -> None:
     rng = np.random.default_rng(seed)
     policy = fixed(size, partitions, codec)
-    model, partition = coded_bytes(size, size, codec), coded_bytes(0, 1, codec)
-    partition += -(-size // partitions) * codec.bytes_each
+    model = coded_bytes(size, size, codec)
+    partition = range_bytes(-(-size // partitions), size, codec)
     for _ in range(2 * partitions):
         gradient_D = rng.standard_normal(size).astype(np.float32)
         sent = policy.prepare(gradient_D, PEERS, {})
@@ -149,7 +151,7 @@ def test_p_is_the_smallest_that_fits_the_narrowest_link(size: int, data: st.Data
     sent = policy.prepare(gradient_D, PEERS, dict(zip(PEERS, room, strict=True)))
 
     def largest_part(partitions: int) -> int:
-        return coded_bytes(-(-size // partitions), size, ValueCodec.FLOAT32)
+        return range_bytes(-(-size // partitions), size, ValueCodec.FLOAT32)
 
     expected = next(p for p in range(1, size + 1) if largest_part(p) <= min(room))
     assert policy.state()["ako_partitions"] == expected

@@ -19,23 +19,34 @@ from hypothesis.extra import numpy as arrays
 import naive_codecs
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import (
+    Coding,
+    IndexCodec,
     Selected,
     ValueCodec,
     coded_bytes,
     decode_gradient,
+    encode_range,
     encode_selected,
     encode_whole,
     kept_that_fit,
+    range_bytes,
+    range_that_fits,
 )
 from dlion_worker.codecs.positions import Positions
 from dlion_worker.codecs.values import EXPONENT_LIMIT, check_halves, floats, halves, scale_exponent
-from naive_codecs import added, encode_sparse
+from naive_codecs import added, encode_positions, encode_sparse, payload_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
-codecs = st.sampled_from(list(ValueCodec))
+codecs = st.builds(
+    Coding,
+    values=st.sampled_from(list(ValueCodec)),
+    indices=st.sampled_from(list(IndexCodec)),
+    decimals=st.integers(0, 9),
+    seed=st.integers(0, 2**64 - 1),
+)
 
 
 @st.composite
@@ -109,7 +120,7 @@ def cut_vectors(draw: st.DrawFn) -> Selected:
 
 @given(cut_vectors(), codecs)
 def test_a_selection_is_written_as_its_positions_and_values_are(
-    selected: Selected, codec: ValueCodec
+    selected: Selected, codec: Coding
 ) -> None:
     magnitude_D = np.abs(selected.value_D)
     cut_D = np.repeat(selected.cut_L, np.diff(selected.end_L, prepend=0))
@@ -134,7 +145,7 @@ def test_a_vector_that_changed_since_it_was_selected_from_is_refused(
 
 @given(selections(), codecs, st.integers(0, 2**32), st.booleans())
 def test_adding_gives_numpys_bits(
-    selection: tuple[NDArray[np.intp], int], codec: ValueCodec, seed: int, whole: bool
+    selection: tuple[NDArray[np.intp], int], codec: Coding, seed: int, whole: bool
 ) -> None:
     index_K, size = selection
     rng = np.random.default_rng(seed)
@@ -184,18 +195,29 @@ def test_float16_rounds_as_numpy_does_but_for_ties(seed: int, exponent: int) -> 
 
 
 @given(vectors(), codecs)
-def test_a_whole_gradient_comes_back(value_D: NDArray[np.float32], codec: ValueCodec) -> None:
+def test_a_whole_gradient_comes_back(value_D: NDArray[np.float32], codec: Coding) -> None:
     payload = encode_whole(value_D, codec)
     part = decode_gradient(payload, value_D.size)
     assert part.index_K is None
-    assert len(payload) == coded_bytes(value_D.size, value_D.size, codec)
-    if codec is ValueCodec.FLOAT32:
+    most = coded_bytes(value_D.size, value_D.size, codec)
+    assert len(payload) == most or (codec.values is ValueCodec.POLYLINE and len(payload) < most)
+    if codec.values is ValueCodec.FLOAT32:
         np.testing.assert_array_equal(part.value_K.view(np.uint32), value_D.view(np.uint32))
+
+
+MOST_LOST = {  # of whole numbers to 1000, which fit a float16
+    ValueCodec.FLOAT32: 0,
+    ValueCodec.FLOAT16: 0,
+    ValueCodec.BFLOAT16: 1000 / 2**8,
+    ValueCodec.INT8: 1000 / 127 * 1.01,
+    ValueCodec.INT4: 1000 / 7 * 1.01,
+    ValueCodec.POLYLINE: 0,
+}
 
 
 @given(selections(), codecs)
 def test_kept_entries_come_back_where_they_were(
-    selection: tuple[NDArray[np.intp], int], codec: ValueCodec
+    selection: tuple[NDArray[np.intp], int], codec: Coding
 ) -> None:
     index_K, size = selection
     value_K = np.arange(1, index_K.size + 1, dtype=np.float32) % 1000 + 1
@@ -206,11 +228,13 @@ def test_kept_entries_come_back_where_they_were(
     part.add_to(dense_D, np.float32(1))
     expected_D = np.zeros(size, np.float32)
     expected_D[index_K] = value_K
-    np.testing.assert_array_equal(dense_D, expected_D)  # whole numbers to 1000 fit a float16
+    np.testing.assert_allclose(dense_D, expected_D, rtol=0, atol=MOST_LOST[codec.values])
+    if codec.values in (ValueCodec.INT8, ValueCodec.INT4):
+        assert not dense_D[expected_D == 0].any()
 
 
 @given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
-def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: ValueCodec) -> None:
+def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: Coding) -> None:
     kept = kept_that_fit(budget, size, codec)
     assert 0 <= kept <= size
     if kept:
@@ -219,9 +243,39 @@ def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: V
         assert coded_bytes(kept + 1, size, codec) > budget
 
 
+@given(codecs, st.integers(1, 2000), st.data())
+def test_a_run_comes_back_where_it_was(codec: Coding, size: int, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, size - 1))
+    end = data.draw(st.integers(begin + 1, size))
+    value_D = (np.arange(size) % 100).astype(np.float32) - 50
+    payload = encode_range(value_D, begin, end, codec)
+    most = range_bytes(end - begin, size, codec)
+    assert len(payload) == most or (codec.values is ValueCodec.POLYLINE and len(payload) < most)
+    is_whole = end - begin == size
+    if not is_whole:
+        where = encode_positions(Positions.RANGE, np.arange(begin, end), size)
+        naive = payload_of(Positions.RANGE, where, value_D[begin:end], size, codec)
+        assert bytes(payload) == naive
+    back_D = decode_gradient(payload, size).weighted(np.float32(1))
+    most_lost = MOST_LOST[codec.values] / 20
+    np.testing.assert_allclose(back_D[begin:end], value_D[begin:end], rtol=0, atol=most_lost)
+    assert not back_D[:begin].any()
+    assert not back_D[end:].any()
+
+
+@given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
+def test_the_longest_run_that_fits_is_the_longest(size: int, budget: int, codec: Coding) -> None:
+    length = range_that_fits(budget, size, codec)
+    assert 0 <= length <= size
+    if length:
+        assert range_bytes(length, size, codec) <= budget
+    if length < size:
+        assert range_bytes(length + 1, size, codec) > budget
+
+
 @given(selections(), codecs, st.data())
 def test_damage_is_refused_or_harmless(
-    selection: tuple[NDArray[np.intp], int], codec: ValueCodec, data: st.DataObject
+    selection: tuple[NDArray[np.intp], int], codec: Coding, data: st.DataObject
 ) -> None:
     index_K, size = selection
     payload = bytearray(encode_sparse(index_K, np.ones(index_K.size, np.float32), size, codec))

@@ -94,7 +94,8 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
             np.testing.assert_array_equal(arrived(sent, peer, layout.size), own_D)
             assert len(sent.payloads.get(peer, b"")) <= narrowest + saved
         saved = 0 if sent.payloads else saved + narrowest
-        owed_D += gradient_D - own_D
+        owed_D += gradient_D
+        owed_D -= own_D
         np.testing.assert_array_equal(policy.state()["max_n_residual_D"], owed_D)
         assert peers or not owed_D.any()
 

@@ -108,7 +108,21 @@ class Exchange:
     parameters: Mapping[str, Any] = setting(
         "what that policy takes, each with a default (docs/policies.md).", default={}
     )
-    codec: Literal["float32", "float16"] = setting("form of values on the wire.", default="float16")
+    codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "polyline"] = setting(
+        "form of values on the wire; weights never go coarser than float16, but by polyline.",
+        default="float16",
+    )
+    codec_decimals: int = setting(
+        "decimals that polyline keeps (default as FedAT's, as recalled).",
+        default=4,
+        minimum=0,
+        maximum=9,
+    )
+    index_codec: Literal["fast", "smallest"] = setting(
+        "form of positions of the entries sent: the smallest in whole bytes, or the smallest of"
+        " all (Golomb-Rice, varints), at more CPU.",
+        default="fast",
+    )
     weighting: Literal["sample_mean", "dlion_ratio"] = setting(
         "weight of a gradient: its samples over all samples, or (published form, as recalled) over"
         " the receiver's.",

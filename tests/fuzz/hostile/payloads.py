@@ -8,6 +8,7 @@ of the model; afterwards an honest peer is still understood.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import struct
 from pathlib import Path
@@ -20,13 +21,17 @@ from dlion_api.spec import Job, load_job
 from dlion_worker import policies
 from dlion_worker.codecs import (
     HEADER_BYTES,
+    Coding,
+    IndexCodec,
     ValueCodec,
     decode_gradient,
     decode_loss,
     decode_weights,
     encode_loss,
+    encode_range,
     encode_whole,
 )
+from dlion_worker.codecs.positions import Positions
 from dlion_worker.exchange import LinkDown, LinkUp
 from dlion_worker.policies.interface import (
     Descend,
@@ -45,7 +50,7 @@ from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
 from hostile import bending
-from naive_codecs import encode_sparse
+from naive_codecs import encode_positions, encode_sparse, payload_of
 
 SIZES = (1, 3, 300, 2000)
 PEER = Rank(1)
@@ -57,12 +62,16 @@ def right_payloads(size: int) -> tuple[bytes, ...]:
     """Payloads of a model of that size, in every codec and every coding of positions."""
     rng = np.random.default_rng(size)
     made = []
-    for codec in ValueCodec:
+    for codec, indices in itertools.product(ValueCodec, IndexCodec):
+        coding = Coding(codec, indices)
         value_D = rng.normal(size=size).astype(np.float32)
-        made.append(bytes(encode_whole(value_D, codec)))
+        made.append(bytes(encode_whole(value_D, coding)))
+        made.append(bytes(encode_range(value_D, size // 3, size, coding)))
         for kept in {1, max(1, size // 100), max(1, size // 20), max(1, size // 3)}:
             index_K = np.sort(rng.choice(size, kept, replace=False))
-            made.append(bytes(encode_sparse(index_K, value_D[index_K], size, codec)))
+            made.append(encode_sparse(index_K, value_D[index_K], size, coding))
+            varints = encode_positions(Positions.VARINT, index_K, size)
+            made.append(payload_of(Positions.VARINT, varints, value_D[index_K], size, coding))
     return tuple(made)
 
 
@@ -77,11 +86,11 @@ def _bent(chance: random.Random, right: bytes, size: int) -> bytes:
         case 0 | 1:
             fields = list(_HEADER.unpack_from(right))
             at = chance.randrange(len(fields))
-            edges = (0, 1, 2, 3, 4, size - 1, size, size + 1, *bending.NUMBERS)
+            edges = (0, 1, 2, 3, 4, 5, 6, 7, size - 1, size, size + 1, *bending.NUMBERS)
             width = (8, 8, 8, 8, 16, 16, 32, 32)[at]
             fields[at] = chance.choice(edges) % 2**width
             if at == 4:
-                fields[at] = chance.choice((-(2**15), -114, -113, 112, 113, 114, 2**15 - 1))
+                fields[at] = chance.choice((-(2**15), -114, -1, 1, 9, 10, 113, 114, 2**15 - 1))
             return _HEADER.pack(*fields) + right[HEADER_BYTES:]
         case 2:
             tail = bending.bytes_of(chance, right[HEADER_BYTES:])

@@ -12,12 +12,16 @@ import pytest
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import (
     HEADER_BYTES,
+    Coding,
+    IndexCodec,
+    Selected,
     ValueCodec,
     coded_bytes,
     decode_gradient,
     decode_loss,
     decode_weights,
     encode_loss,
+    encode_selected,
     encode_weights,
     encode_whole,
 )
@@ -71,7 +75,7 @@ def test_the_payload_that_the_refusals_start_from_is_right() -> None:
     [
         {"version": 2},
         {"codec": 9},
-        {"scheme": 4},
+        {"scheme": 7},
         {"zero": 1},
         {"zeros": 1},
         {"exponent": 1},
@@ -85,6 +89,17 @@ def test_the_payload_that_the_refusals_start_from_is_right() -> None:
         {"scheme": 1},
         {"scheme": 2},
         {"codec": 2},
+        {"codec": 3},
+        {"codec": 4},
+        {"codec": 5},
+        {"codec": 6},
+        {"scheme": 4},
+        {"scheme": 5},
+        {"scheme": 6},
+        {"codec": 3, "exponent": 1},
+        {"codec": 4, "exponent": 1},
+        {"codec": 6, "exponent": 10},
+        {"codec": 6, "exponent": -1},
     ],
 )
 def test_a_wrong_header_is_refused(fields: dict[str, int]) -> None:
@@ -129,7 +144,7 @@ def test_a_bitmap_with_bits_beyond_the_model_is_refused() -> None:
             decode_gradient(head + bits, 3)
 
 
-@pytest.mark.parametrize("codec", list(ValueCodec))
+@pytest.mark.parametrize("codec", [ValueCodec.FLOAT32, ValueCodec.FLOAT16])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 def test_values_that_are_no_numbers_are_neither_sent_nor_taken(
     codec: ValueCodec, wrong: float
@@ -152,6 +167,116 @@ def test_a_scale_that_overflows_is_refused() -> None:
     payload[HEADER_BYTES:] = np.full(2, 65504, np.float16).tobytes()
     with pytest.raises(ContractError, match="infinite"):
         decode_gradient(bytes(payload), 2)
+
+
+@pytest.mark.parametrize("codec", list(ValueCodec))
+def test_no_codec_sends_what_is_no_number(codec: ValueCodec) -> None:
+    for wrong in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            encode_whole(np.array([1, wrong], np.float32), codec)
+
+
+def whole(codec: int, values: bytes, size: int, exponent: int = 0) -> bytes:
+    return struct.pack("<BBBBhHII", 1, codec, 0, 0, exponent, 0, size, size) + values
+
+
+@pytest.mark.parametrize(
+    ("payload", "size", "words"),
+    [
+        (whole(3, b"\x80\x7f", 1), 1, "NaN or infinite bfloat16"),
+        (whole(3, b"\xc0\xff", 1), 1, "NaN or infinite bfloat16"),
+        (whole(4, b"\x80\x3f\x80", 1), 1, "-128 times the scale"),
+        (whole(4, b"\x80\xbf\x01", 1), 1, "a block's scale of bits 0xbf80"),
+        (whole(4, b"\x80\x7f\x01", 1), 1, "a block's scale"),
+        (whole(4, b"\x7f\x7f\x7f", 1), 1, "a block's scale"),  # times 127: infinite
+        (whole(5, b"\x80\x3f\x08", 1), 1, "-8 times the scale"),
+        (whole(5, b"\x80\x3f\x11", 1), 1, "bits set after the last int4"),
+        (whole(5, b"\x80\x3f\x81", 2), 2, "-8 times the scale"),
+        (whole(6, b"\x01\0\0\0\0", 1), 1, "its 1 values take 5"),  # float32 would be shorter
+        (whole(6, b"\x01\0\0\0\0\0", 2), 2, "its values alone take 5"),
+        (whole(6, b"\x03\0\0\0\0\0", 2), 2, "its 2 values take 7"),
+        (whole(6, b"\xff\xff\xff\xff\0\0", 2), 2, "its 2 values take"),
+        (whole(6, b"\x02\0", 2), 2, "its 2 values take"),
+    ],
+)
+def test_values_that_no_encoder_writes_are_refused(payload: bytes, size: int, words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        decode_gradient(payload, size)
+
+
+def some(scheme: int, positions: bytes, kept: int, size: int) -> bytes:
+    head = struct.pack("<BBBBhHII", 1, 1, scheme, 0, 0, 0, size, kept)
+    return head + np.ones(kept, np.float32).tobytes() + positions
+
+
+@pytest.mark.parametrize(
+    ("scheme", "positions", "index_K", "size"),
+    [
+        (4, b"\x02\x00", [2, 3], 300),
+        (4, b"\x80\x02\x05", [256, 262], 300),
+        (4, b"\xff\xff\x03\x00", [65535, 65536], 70_000),
+        (5, b"\x00\x0c", [2, 3], 300),  # r 0: two zeros, a one; a one
+        (5, b"\x02\x51", [0, 7], 300),  # r 2: 1 00, 01 01 (the lowest bit first)
+        (6, b"\x02\x01\0\0", [258, 259], 300),
+    ],
+)
+def test_gap_codes_and_runs_by_example(
+    scheme: int, positions: bytes, index_K: list[int], size: int
+) -> None:
+    part = decode_gradient(some(scheme, positions, 2, size), size)
+    assert part.index_K is not None
+    assert part.index_K.tolist() == index_K
+
+
+@pytest.mark.parametrize(
+    ("scheme", "positions"),
+    [
+        (4, b"\x02"),  # one of two
+        (4, b"\x02\x00\x00"),  # three of two
+        (4, b"\x82\x00\x00"),  # a needless byte
+        (4, b"\xff\xff\xff\xff\xff\xff\xff"),
+        (4, b"\x02\xa9\x02"),  # 300 of 300
+        (5, b""),
+        (5, b"\x00"),
+        (5, b"\x20\x0c"),  # r 32
+        (5, b"\x00\x04"),  # one of two
+        (5, b"\x00\x1c"),  # a bit more
+        (5, b"\x00\x0c\x00"),  # a byte more
+        (5, b"\x00\x00\x00\x00"),
+        (5, b"\x07\x80\x01"),  # seven times 128
+        (5, b"\x00" * 60),  # longer than codes of two of 300 ever are
+        (5, b"\x08\x01\x5c\x01"),  # 0, then 300 of 300
+        (6, b"\x02\x01\0"),
+        (6, b"\x02\x01\0\0\0"),
+        (6, b"\x2b\x01\0\0"),  # the second of them 300 of 300
+        (6, b"\xff\xff\xff\xff"),
+    ],
+)
+def test_gap_codes_and_runs_that_no_encoder_writes_are_refused(
+    scheme: int, positions: bytes
+) -> None:
+    with pytest.raises(ContractError, match=r"positions|run of 2 entries"):
+        decode_gradient(some(scheme, positions, 2, 300), 300)
+
+
+@pytest.mark.parametrize("codec", list(ValueCodec))
+def test_weights_are_never_coarser_than_float16_but_by_polyline(codec: ValueCodec) -> None:
+    weights_D = np.linspace(-1, 1, 1001, dtype=np.float32)
+    coding = Coding(codec, decimals=2)
+    back_D = decode_weights(encode_weights(weights_D, coding), 1001)
+    most = 0.005001 if codec is ValueCodec.POLYLINE else 2.0**-11
+    assert np.abs(back_D - weights_D).max() <= most
+
+
+def test_a_run_takes_the_place_of_positions_where_it_is_smallest() -> None:
+    value_D = np.zeros(SIZE, np.float32)
+    value_D[700:900] = 1
+    selected = Selected(value_D, np.array([SIZE]), np.array([1], np.uint32), 200, 1.0)
+    payload = encode_selected(selected, Coding(ValueCodec.INT8, IndexCodec.SMALLEST))
+    assert len(payload) == HEADER_BYTES + 200 + 2 + 4
+    index_K = decode_gradient(payload, SIZE).index_K
+    assert index_K is not None
+    assert index_K.tolist() == list(range(700, 900))
 
 
 def test_weights_are_all_or_nothing() -> None:

@@ -48,6 +48,10 @@ def test_they_are_compiled_once_and_again_when_their_source_changes(stand_in: Pa
     (stand_in / "kernels.py").write_text("changed = True")
     kernels.compile_kernels()
     assert compiled(stand_in) == 2
+    (stand_in / "more_kernels.py").write_text("")
+    kernels.compile_kernels()
+    kernels.compile_kernels()
+    assert compiled(stand_in) == 3
 
 
 def test_a_compiler_that_fails_is_told_and_stops_nobody(

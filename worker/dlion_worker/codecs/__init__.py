@@ -6,6 +6,7 @@ checksums (`exchange`). Pure functions over NumPy arrays; no I/O, no clock, no t
 this package compiles its inner loops, or loads what was compiled before (`compiling`).
 """
 
+from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
 from dlion_worker.codecs.payload import (
     HEADER_BYTES,
     GradientPart,
@@ -14,27 +15,37 @@ from dlion_worker.codecs.payload import (
     decode_loss,
     decode_weights,
     encode_loss,
+    encode_range,
     encode_selected,
     encode_weights,
     encode_whole,
     kept_that_fit,
+    range_bytes,
+    range_that_fits,
 )
 from dlion_worker.codecs.selected import Selected
 from dlion_worker.codecs.values import ValueCodec, require_finite
 
 __all__ = [
     "HEADER_BYTES",
+    "AnyCoding",
+    "Coding",
     "GradientPart",
+    "IndexCodec",
     "Selected",
     "ValueCodec",
     "coded_bytes",
+    "coding_of",
     "decode_gradient",
     "decode_loss",
     "decode_weights",
     "encode_loss",
+    "encode_range",
     "encode_selected",
     "encode_weights",
     "encode_whole",
     "kept_that_fit",
+    "range_bytes",
+    "range_that_fits",
     "require_finite",
 ]

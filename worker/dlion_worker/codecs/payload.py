@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,35 +20,43 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import kernels
+from dlion_worker.codecs.coded_values import (
+    CodedValues,
+    check_values,
+    length_of,
+    outgoing,
+)
+from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
+from dlion_worker.codecs.gap_codes import Gaps
 from dlion_worker.codecs.positions import (
-    BLOCK,
-    SKIP,
     CodedPositions,
     Positions,
     check_positions,
     positions_bytes,
+    range_positions,
 )
-from dlion_worker.codecs.values import (
-    ValueCodec,
-    check_floats,
-    check_halves,
-    floats,
-    halves,
-    peak_of,
-    scale_exponent,
-)
+from dlion_worker.codecs.values import ValueCodec, peak_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlion_worker.codecs.selected import Selected
 
 Payload = bytes | memoryview
 
 _HEADER: Final = struct.Struct("<BBBBhHII")
-"""Version, value codec, positions, 0, scale exponent, 0, D, K."""
+"""Version, value codec, positions, 0, scale exponent (polyline: decimals), 0, D, K."""
 
 HEADER_BYTES: Final = _HEADER.size
 _VERSION: Final = 1
-_CODEC_NUMBER: Final = {ValueCodec.FLOAT32: 1, ValueCodec.FLOAT16: 2}
+_CODEC_NUMBER: Final = {
+    ValueCodec.FLOAT32: 1,
+    ValueCodec.FLOAT16: 2,
+    ValueCodec.BFLOAT16: 3,
+    ValueCodec.INT8: 4,
+    ValueCodec.INT4: 5,
+    ValueCodec.POLYLINE: 6,
+}
 _NUMBER_CODEC: Final = {number: codec for codec, number in _CODEC_NUMBER.items()}
 _LOSS: Final = struct.Struct("<d")
 
@@ -60,16 +69,13 @@ class GradientPart:
     and nothing else until it is added. An array of float32 alone is a whole gradient.
     """
 
-    coded_K: NDArray[np.float32] | NDArray[np.uint16]
-    exponent: int = 0
+    coded_K: NDArray[np.float32] | CodedValues
     where: CodedPositions | None = None
 
     @property
     def value_K(self) -> NDArray[np.float32]:  # noqa: N802 - an array of K
-        """Its values, in order; made anew each time where they are coded as float16."""
-        if self.coded_K.dtype == np.float32:
-            return self.coded_K.view(np.float32)
-        return floats(self.coded_K.view(np.uint16), self.exponent)
+        """Its values, in order; made anew each time where they are not coded as float32."""
+        return self.coded_K.floats() if isinstance(self.coded_K, CodedValues) else self.coded_K
 
     @property
     def size(self) -> int:
@@ -105,65 +111,132 @@ class GradientPart:
             self.where.add(self.value_K, weight, target_D)
 
 
-def coded_bytes(kept: int, size: int, codec: ValueCodec) -> int:
+def coded_bytes(kept: int, size: int, coding: AnyCoding) -> int:
     """Bytes of a payload that keeps `kept` of `size` entries, header included; never more.
 
     >>> coded_bytes(10, 1000, ValueCodec.FLOAT16), coded_bytes(1000, 1000, ValueCodec.FLOAT16)
     (50, 2016)
     """
+    coding = coding_of(coding)
+    whole = coding.values.bytes_of(size)
     if kept >= size:
-        return HEADER_BYTES + size * codec.bytes_each
-    scheme = cheapest_positions(kept, size)
-    sparse = kept * codec.bytes_each + positions_bytes(scheme, kept, size)
-    return HEADER_BYTES + min(sparse, size * codec.bytes_each)
+        return HEADER_BYTES + whole
+    scheme = cheapest_positions(kept, size, coding.indices)
+    sparse = coding.values.bytes_of(kept) + positions_bytes(scheme, kept, size)
+    return HEADER_BYTES + min(sparse, whole)
 
 
-def cheapest_positions(kept: int, size: int) -> Positions:
-    """The sparse scheme that takes the fewest bytes."""
-    schemes = (Positions.BITMAP, Positions.BLOCK, Positions.GAP)
+def cheapest_positions(kept: int, size: int, indices: IndexCodec = IndexCodec.FAST) -> Positions:
+    """The sparse scheme that surely takes the fewest bytes, whichever entries are kept."""
+    schemes = [Positions.BITMAP, Positions.BLOCK, Positions.GAP]
+    if indices is IndexCodec.SMALLEST:
+        schemes.append(Positions.RICE)
     return min(schemes, key=lambda scheme: positions_bytes(scheme, kept, size))
 
 
-def kept_that_fit(budget_bytes: int, size: int, codec: ValueCodec) -> int:
+def kept_that_fit(budget_bytes: int, size: int, coding: AnyCoding) -> int:
     """The most entries of `size` whose payload takes at most `budget_bytes`; 0: none does.
 
     >>> kept_that_fit(50, 1000, ValueCodec.FLOAT16)
     10
     """
-    room, each = budget_bytes - HEADER_BYTES, codec.bytes_each
-    if room >= size * each:
+    return _most_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
+
+
+def range_bytes(length: int, size: int, coding: AnyCoding) -> int:
+    """Bytes of a payload of a run of `length` of `size` entries, header included; never more."""
+    begin = 0 if length >= size else positions_bytes(Positions.RANGE, length, size)
+    return HEADER_BYTES + coding_of(coding).values.bytes_of(min(length, size)) + begin
+
+
+def range_that_fits(budget_bytes: int, size: int, coding: AnyCoding) -> int:
+    """The longest run of `size` whose payload takes at most `budget_bytes`; 0: none does."""
+    return _most_that_fit(budget_bytes, size, lambda length: range_bytes(length, size, coding))
+
+
+def _most_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) -> int:
+    """Sizes rise with the number of entries, but for all of them, which need no positions."""
+    if bytes_of(size) <= budget_bytes:
         return size
-    fits = max(
-        (room - positions_bytes(Positions.BITMAP, 0, size)) // each,
-        (room + size // -BLOCK) // (each + 1),
-        (room - 2 * (size // SKIP)) // (each + 2),
-    )
-    return max(0, min(fits, size - 1))
+    return bisect_right(range(1, size), budget_bytes, key=bytes_of)
 
 
-def encode_whole(value_D: NDArray[np.float32], codec: ValueCodec) -> Payload:
+def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
     """Every entry, in order.
 
     Raises:
         ValueError: an entry is not finite.
     """
     peak = peak_of(value_D, "values to send")
-    return _assemble(value_D, peak, Positions.ALL, np.empty(0, np.uint8), value_D.size, codec)
+    size, nowhere = value_D.size, np.empty(0, np.uint8)
+    return _assemble(value_D, peak, Positions.ALL, nowhere, size, coding_of(coding))
 
 
-def encode_selected(selected: Selected, codec: ValueCodec) -> Payload:
+def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
+    """The entries from `begin` to `end` (at least one), zeros among them included.
+
+    At most `range_bytes(end - begin, D, coding)` long.
+
+    Raises:
+        ValueError: an entry is not finite.
+    """
+    if begin == 0 and end == value_D.size:
+        return encode_whole(value_D, coding)
+    value_K = value_D[begin:end]
+    peak, where = peak_of(value_K, "values to send"), range_positions(begin)
+    return _assemble(value_K, peak, Positions.RANGE, where, value_D.size, coding_of(coding))
+
+
+def encode_selected(selected: Selected, coding: AnyCoding) -> Payload:
     """Some entries (at least one), by whichever positions take the fewest bytes.
 
-    At most `coded_bytes(K, D, codec)` long. They are finite, since the peak is.
+    At most `coded_bytes(K, D, coding)` long. They are finite, since the peak is.
     """
-    kept, size = selected.kept, selected.value_D.size
-    if coded_bytes(kept, size, codec) == HEADER_BYTES + size * codec.bytes_each:
+    kept, size, coding = selected.kept, selected.value_D.size, coding_of(coding)
+    room = coding.values.bytes_of(size) - coding.values.bytes_of(kept)
+    if coding.indices is IndexCodec.FAST:
+        scheme = cheapest_positions(kept, size)
+        found = selected.gathered(scheme) if positions_bytes(scheme, kept, size) < room else None
+    else:
+        scheme, found = _smallest(selected, room)
+    if found is None:
         whole_D, index_K = np.zeros(size, np.float32), selected.index_K()
         whole_D[index_K] = selected.value_D[index_K]
-        return encode_whole(whole_D, codec)
-    scheme = cheapest_positions(kept, size)
-    value_K, positions = selected.gathered(scheme)
-    return _assemble(value_K, selected.peak, scheme, positions, size, codec)
+        return encode_whole(whole_D, coding)
+    return _assemble(found[0], selected.peak, scheme, found[1], size, coding)
+
+
+def _smallest(
+    selected: Selected, room: int
+) -> tuple[Positions, tuple[NDArray[np.float32], NDArray[np.uint8]] | None]:
+    """Values and positions by the scheme that takes the fewest bytes for these very entries; None
+    where that is not less than `room`."""
+    kept, size = selected.kept, selected.value_D.size
+    value_K, gap_bytes = selected.gathered(Positions.GAP)
+    gaps = Gaps(gap_bytes.view(np.uint16), kept, size)
+    sizes = {
+        Positions.BITMAP: positions_bytes(Positions.BITMAP, kept, size),
+        Positions.BLOCK: positions_bytes(Positions.BLOCK, kept, size),
+        Positions.GAP: gap_bytes.size,
+        Positions.VARINT: gaps.varint_bytes,
+        Positions.RICE: gaps.rice_bytes,
+    }
+    if gaps.begin is not None:
+        sizes[Positions.RANGE] = positions_bytes(Positions.RANGE, kept, size)
+    scheme = min(sizes, key=lambda scheme: sizes[scheme])
+    if sizes[scheme] >= room:
+        return scheme, None
+    match scheme:
+        case Positions.BITMAP | Positions.BLOCK:
+            return scheme, selected.gathered(scheme)
+        case Positions.GAP:
+            return scheme, (value_K, gap_bytes)
+        case Positions.VARINT:
+            return scheme, (value_K, gaps.varints())
+        case Positions.RICE:
+            return scheme, (value_K, gaps.rice())
+        case _:
+            return scheme, (value_K, range_positions(gaps.begin or 0))
 
 
 def _assemble(
@@ -172,20 +245,17 @@ def _assemble(
     scheme: Positions,
     positions: NDArray[np.uint8],
     size: int,
-    codec: ValueCodec,
+    coding: Coding,
 ) -> Payload:
-    values_end = HEADER_BYTES + value_K.size * codec.bytes_each
+    values = outgoing(value_K, peak, coding)
+    values_end = HEADER_BYTES + values.length
     payload = bytearray(values_end + positions.size)
     coded = np.frombuffer(payload, np.uint8)
-    exponent = 0
-    if codec is ValueCodec.FLOAT16:
-        exponent = scale_exponent(peak)
-        halves(value_K, exponent, coded[HEADER_BYTES:values_end].view(np.uint16))
-    else:
-        coded[HEADER_BYTES:values_end].view(np.float32)[:] = value_K
+    values.write(coded[HEADER_BYTES:values_end])
     coded[values_end:] = positions
-    number = _CODEC_NUMBER[codec]
-    _HEADER.pack_into(payload, 0, _VERSION, number, scheme, 0, exponent, 0, size, value_K.size)
+    number = _CODEC_NUMBER[values.codec]
+    kept, exponent = value_K.size, values.exponent
+    _HEADER.pack_into(payload, 0, _VERSION, number, scheme, 0, exponent, 0, size, kept)
     return memoryview(payload).toreadonly()
 
 
@@ -200,22 +270,16 @@ def decode_gradient(payload: Payload, size: int) -> GradientPart:
         msg = f"payload of {len(payload)} bytes; allowed: at least the header's {HEADER_BYTES}"
         raise ContractError(msg)
     codec, scheme, exponent, kept = _read_header(payload, size)
-    values_end = HEADER_BYTES + kept * codec.bytes_each
-    if len(payload) < values_end or (scheme is Positions.ALL and len(payload) != values_end):
-        msg = f"payload of {len(payload)} bytes; its {kept} values alone end at {values_end}"
-        raise ContractError(msg)
-    coded = np.frombuffer(payload, np.uint8)
+    coded = np.frombuffer(payload, np.uint8)[HEADER_BYTES:]
+    values_end = length_of(codec, kept, coded)
     where = None
     if scheme is not Positions.ALL:
         where = check_positions(scheme, coded[values_end:], kept, size)
-    values = coded[HEADER_BYTES:values_end]
-    if codec is ValueCodec.FLOAT16:
-        half_K = values.view(np.uint16)
-        check_halves(half_K, exponent)
-        return GradientPart(half_K, exponent, where)
-    value_K = values.view(np.float32)
-    check_floats(value_K)
-    return GradientPart(value_K, 0, where)
+    elif coded.size != values_end:
+        msg = f"payload of {coded.size} bytes after its header; its values alone take {values_end}"
+        raise ContractError(msg)
+    values = check_values(codec, exponent, coded[:values_end], kept)
+    return GradientPart(values, where)
 
 
 def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, int, int]:
@@ -229,18 +293,20 @@ def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, in
         raise ContractError(f"payload for a model of {sent_size} entries; allowed: {size}")
     if not 1 <= kept <= size or (scheme == Positions.ALL and kept != size):
         raise ContractError(f"payload of {kept} entries for positions {scheme} of {size}")
-    if codec == _CODEC_NUMBER[ValueCodec.FLOAT32] and exponent:
-        raise ContractError(f"payload of float32 with scale exponent {exponent}; allowed: 0")
     return _NUMBER_CODEC[codec], Positions(scheme), exponent, kept
 
 
-def encode_weights(weights_D: NDArray[np.float32], codec: str) -> Payload:
-    """Weights as the payload of a `WEIGHTS` message. `codec` as in the manifest.
+def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> Payload:
+    """Weights as the payload of a `WEIGHTS` message, never coarser than float16, but by polyline.
+
+    `coding` may be as in the manifest, all else as by default.
 
     Raises:
         ValueError: a weight is not finite.
     """
-    return encode_whole(weights_D, ValueCodec(codec))
+    if isinstance(coding, str):
+        coding = ValueCodec(coding)
+    return encode_whole(weights_D, coding_of(coding).for_weights)
 
 
 def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:

@@ -1,7 +1,8 @@
-"""Positions of kept entries as bytes: a bitmap, bytes within blocks, or 16-bit gaps.
+"""Positions of kept entries as bytes: a bitmap, bytes within blocks, gaps in three spellings, or
+one run of entries.
 
-Called by `payload`. Each scheme's size follows from the number kept and D alone (`GAP` may be a
-few bytes smaller), so that a policy knows what a selection costs before it makes it. Decoding
+Called by `payload`. What a scheme takes at most follows from the number kept and D alone, so that
+a policy knows what a selection costs before it makes it; gaps may be smaller. Decoding
 accepts exactly what encoding writes: strictly rising positions below D.
 
 Legend: D entries of the flat vector, K kept.
@@ -16,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import kernels
+from dlion_worker.codecs import gap_codes, kernels
+from dlion_worker.codecs.gap_codes import SKIP
 
 BLOCK = 255
 """Entries in a block, so that both a place in it and its count fit one byte."""
 
-SKIP = 0xFFFF
-"""As a gap: 65,535 entries on, and none kept there."""
+_BEGIN_BYTES = 4
 
 
 class Positions(IntEnum):
@@ -32,13 +33,16 @@ class Positions(IntEnum):
     BITMAP = 1  # one bit for each of D
     BLOCK = 2  # a count for each block of 255, then a byte for each kept entry
     GAP = 3  # 16 bits for each kept entry: how many were left out before it
+    VARINT = 4  # the same, in 7 bits or more
+    RICE = 5  # the same, by Golomb-Rice codes
+    RANGE = 6  # one run: where it begins, in 32 bits
 
 
 def positions_bytes(scheme: Positions, kept: int, size: int) -> int:
-    """Bytes that `kept` positions of `size` take; for `GAP` at most.
+    """Bytes that `kept` positions of `size` take; for `GAP`, `VARINT` and `RICE` at most.
 
     >>> [positions_bytes(scheme, 10, 1000) for scheme in Positions]
-    [0, 125, 14, 20]
+    [0, 125, 14, 20, 17, 12, 4]
     """
     match scheme:
         case Positions.ALL:
@@ -49,11 +53,20 @@ def positions_bytes(scheme: Positions, kept: int, size: int) -> int:
             return -(-size // BLOCK) + kept
         case Positions.GAP:
             return 2 * (kept + size // SKIP)
+        case Positions.VARINT:
+            return gap_codes.varint_bytes(kept, size)
+        case Positions.RICE:
+            return gap_codes.rice_bytes(kept, size)
+        case Positions.RANGE:
+            return _BEGIN_BYTES
 
 
 @dataclass(frozen=True)
 class CodedPositions:
-    """Positions as they came, checked; they are looked up where values are added."""
+    """Positions as they came, checked; they are looked up where values are added.
+
+    Varints and Golomb-Rice codes have become gaps of 16 bits.
+    """
 
     scheme: Positions
     coded: NDArray[np.uint8]
@@ -70,6 +83,9 @@ class CodedPositions:
         elif self.scheme is Positions.BLOCK:
             count, place_K = _of_blocks(self.coded, self.size)
             kernels.add_blocks(count, place_K, value_K, weight, target_D)
+        elif self.scheme is Positions.RANGE:
+            begin = _begin_of(self.coded)
+            kernels.add_whole(value_K, weight, target_D[begin : begin + value_K.size])
         else:
             kernels.add_gaps(self.coded.view(np.uint16), value_K, weight, target_D)
 
@@ -82,13 +98,44 @@ def check_positions(
     Raises:
         ContractError: wrong length, wrong number, not strictly rising, or not below `size`.
     """
-    if scheme is Positions.BITMAP:
-        _check_bitmap(coded, kept, size)
-    elif scheme is Positions.BLOCK:
-        _check_blocks(coded, kept, size)
-    else:
-        _check_gaps(coded, kept, size)
+    match scheme:
+        case Positions.BITMAP:
+            _check_bitmap(coded, kept, size)
+        case Positions.BLOCK:
+            _check_blocks(coded, kept, size)
+        case Positions.GAP:
+            _check_gaps(coded, kept, size)
+        case Positions.RANGE:
+            _check_range(coded, kept, size)
+        case _:
+            return CodedPositions(Positions.GAP, _as_gaps(scheme, coded, kept, size), size)
     return CodedPositions(scheme, coded, size)
+
+
+def range_positions(begin: int) -> NDArray[np.uint8]:
+    """Where a run begins, as bytes."""
+    return np.array([begin], np.uint32).view(np.uint8)
+
+
+def _begin_of(coded: NDArray[np.uint8]) -> int:
+    return int(coded.view(np.uint32)[0])
+
+
+def _check_range(coded: NDArray[np.uint8], kept: int, size: int) -> None:
+    _require_length(coded, _BEGIN_BYTES)
+    if (begin := _begin_of(coded)) + kept > size:
+        raise ContractError(f"run of {kept} entries from {begin}; the model has {size}")
+
+
+def _as_gaps(
+    scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int
+) -> NDArray[np.uint8]:
+    most = positions_bytes(scheme, kept, size)
+    if coded.size > most:
+        msg = f"positions: {coded.size} bytes; allowed for {kept} of {size}: at most {most}"
+        raise ContractError(msg)
+    of = gap_codes.of_rice if scheme is Positions.RICE else gap_codes.of_varints
+    return of(coded, kept, size).view(np.uint8)
 
 
 def _check_bitmap(coded: NDArray[np.uint8], kept: int, size: int) -> None:

@@ -1,6 +1,7 @@
-"""Float values as bytes: float32 as it is, float16 with one power-of-two scale per message.
+"""Which value codecs there are; float32 as it is, float16 with one power-of-two scale per message.
 
-Called by `payload`. Owns rounding and its bound, and the check that what arrives is a number.
+Called by `coded_values`. Owns float16's rounding and its bound, and the check that what arrives is
+a number. Coarser ones: `quantized`, `polyline`.
 NumPy's own float16 casts run entry by entry on processors without AVX-512 (10 ms a million where
 subnormals occur, 3 ms at best), so both directions are done on the bit patterns (`kernels`).
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import kernels
+from dlion_worker.codecs.quantized import blocks_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,11 +41,26 @@ class ValueCodec(StrEnum):
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    INT4 = "int4"
+    POLYLINE = "polyline"
 
-    @property
-    def bytes_each(self) -> int:
-        """Bytes of one value."""
-        return 4 if self is ValueCodec.FLOAT32 else 2
+    def bytes_of(self, count: int) -> int:
+        """Bytes of so many values; for polyline at most, since it gives way to float32.
+
+        >>> [codec.bytes_of(257) for codec in ValueCodec]
+        [1028, 514, 514, 261, 133, 1028]
+        """
+        match self:
+            case ValueCodec.FLOAT32 | ValueCodec.POLYLINE:
+                return 4 * count
+            case ValueCodec.FLOAT16 | ValueCodec.BFLOAT16:
+                return 2 * count
+            case ValueCodec.INT8:
+                return count + 2 * blocks_of(count)
+            case ValueCodec.INT4:
+                return (count + 1) // 2 + 2 * blocks_of(count)
 
 
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:

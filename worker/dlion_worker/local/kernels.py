@@ -29,9 +29,10 @@ def compile_kernels() -> None:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.origin or os.environ.get("NUMBA_CACHE_DIR"):
         return
-    source = Path(found.origin).with_name("kernels.py")
-    stamp = source.with_name("__pycache__") / STAMP
-    wanted = f"{source.stat().st_mtime_ns} {sys.version}\n"
+    package = Path(found.origin).parent
+    stamp = package / "__pycache__" / STAMP
+    changed = sorted((path.name, path.stat().st_mtime_ns) for path in package.glob("*.py"))
+    wanted = f"{changed} {sys.version}\n"
     try:
         if stamp.exists() and stamp.read_text() == wanted:
             return

@@ -21,9 +21,9 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
+    AnyCoding,
     GradientPart,
     Selected,
-    ValueCodec,
     decode_gradient,
     encode_selected,
     require_finite,
@@ -48,7 +48,7 @@ _LEAST = np.array([1], np.uint32)
 
 def adacomp(context: Context, parameters: AdacompParameters) -> Machine:
     """Sparse gradients as they come, each entry damped by its own staleness."""
-    delays = Touches(context.layout, parameters.share, ValueCodec(context.spec.exchange.codec))
+    delays = Touches(context.layout, parameters.share, context.coding)
     return DelayedMachine(
         context,
         delays,
@@ -63,7 +63,7 @@ class Touches:
 
     own_as_peers = True
 
-    def __init__(self, layout: Layout, share: float, codec: ValueCodec) -> None:
+    def __init__(self, layout: Layout, share: float, codec: AnyCoding) -> None:
         self._slices = layout.slices()
         self._size, self._share, self._codec = layout.size, share, codec
         self._touched_D = np.zeros(layout.size, np.uint32)

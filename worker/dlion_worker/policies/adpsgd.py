@@ -167,7 +167,7 @@ class AdPsgd(PeerMachine):
         return mean_D
 
     def _coded(self) -> Payload:
-        return encode_weights(self.weights_D, self.context.spec.exchange.codec)
+        return encode_weights(self.weights_D, self.context.coding)
 
     def _weights(self, peer: Rank, iteration: int, payload: Payload) -> Send:
         return Send(

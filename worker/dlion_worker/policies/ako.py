@@ -8,8 +8,9 @@ counts exactly once everywhere. A part counts by the local batch of the iteratio
 
 A partition of the ring's sum is what has been added since that partition was last sent, so that
 sum alone is kept, cleared where it was sent: D floats instead of p D, and still exactly once where
-p changes, which it may do between two turns through all partitions. What a float16 codec rounds
-off stays for the next turn.
+p changes, which it may do between two turns through all partitions. A
+partition travels as where it begins and all its values; what a codec rounds off stays for the next
+turn.
 
 p: `partitions`, or the smallest whose partition fits the narrowest link's budget. That is judged
 by the most that each link had room for in the last turn: a backlog passes.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import GradientPart, ValueCodec, kept_that_fit, require_finite
+from dlion_worker.codecs import AnyCoding, GradientPart, range_that_fits, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Residual
 from dlion_worker.policies.sending import Outgoing
@@ -42,10 +43,9 @@ _ROOM_OF = "ako_room_bytes_of_"
 
 def ako(context: Context, parameters: AkoParameters) -> Machine:
     """One partition of the accumulated gradient at a time, to every peer."""
-    codec = ValueCodec(context.spec.exchange.codec)
     sending = Ako(
         context.layout.size,
-        codec,
+        context.coding,
         partitions=parameters.partitions,
         most_partitions=parameters.most_partitions,
     )
@@ -58,7 +58,7 @@ class Ako:
     combines = True
 
     def __init__(
-        self, size: int, codec: ValueCodec, *, partitions: int, most_partitions: int
+        self, size: int, codec: AnyCoding, *, partitions: int, most_partitions: int
     ) -> None:
         self._size = size
         self._codec = codec
@@ -87,7 +87,7 @@ class Ako:
             self._partitions = self._fixed or self._smallest_that_fits()
             self._room_bytes.clear()
         self._gathered.value_D += gradient_D
-        coded = self._gathered.send(self._partition(self._turn), self._codec)
+        coded = self._gathered.send_run(self._partition(self._turn), self._codec)
         self._turn = (self._turn + 1) % self._partitions
         payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
         return Outgoing(payloads, GradientPart(gradient_D))
@@ -99,12 +99,13 @@ class Ako:
         """
         if not self._room_bytes:
             return 1
-        fits = kept_that_fit(min(self._room_bytes.values()), self._size, self._codec)
+        fits = range_that_fits(min(self._room_bytes.values()), self._size, self._codec)
         return min(self._most, -(-self._size // fits) if fits else 2 * self._partitions)
 
     def _partition(self, turn: int) -> slice:
         """Sizes differ by one at most.
 
+        >>> from dlion_worker.codecs import ValueCodec
         >>> policy = Ako(10, ValueCodec.FLOAT32, partitions=3, most_partitions=3)
         >>> policy._partitions = 3
         >>> [(part.start, part.stop) for part in map(policy._partition, range(3))]

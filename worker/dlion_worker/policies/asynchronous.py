@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import GradientPart, ValueCodec, decode_gradient, encode_whole
+from dlion_worker.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
 from dlion_worker.policies.delayed import DelayedMachine
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ _READ_BY = "weights_read_by_"
 
 def asynchronous(context: Context, parameters: AsyncParameters) -> Machine:
     """Whole gradients as they come."""
-    codec = ValueCodec(context.spec.exchange.codec)
-    compensation = Compensation(codec, parameters.compensation, context.replica)
+    compensation = Compensation(context.coding, parameters.compensation, context.replica)
     return DelayedMachine(
         context,
         compensation,
@@ -52,7 +51,7 @@ class Compensation:
 
     own_as_peers = False
 
-    def __init__(self, codec: ValueCodec, lambda_: float, replica: ReplicaView | None) -> None:
+    def __init__(self, codec: AnyCoding, lambda_: float, replica: ReplicaView | None) -> None:
         if lambda_ and replica is None:
             raise ValueError("delay compensation without the weights")
         self._codec, self._lambda = codec, np.float32(lambda_)

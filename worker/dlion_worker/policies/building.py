@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
 from dlion_worker.policies.interface import Layout, ReplicaView
@@ -50,6 +51,18 @@ class Context:
         """The largest local batch that a peer may claim."""
         sizes = self.spec.batching.global_batch_size
         return max(sizes.initial, sizes.max)
+
+    @property
+    def coding(self) -> Coding:
+        """How payloads are written, by the manifest's `exchange`. Chance in rounding follows the
+        job's seed and the worker's rank."""
+        exchange = self.spec.exchange
+        return Coding(
+            ValueCodec(exchange.codec),
+            IndexCodec(exchange.index_codec),
+            exchange.codec_decimals,
+            seed=(self.spec.trainer.seed << 32) + self.rank,
+        )
 
     def synchronizer(self, mode: str | None = None) -> Synchronizer:
         """Who is waited for, by the manifest's `synchronization` or in that mode."""

@@ -111,7 +111,7 @@ class D2(QueuedWeightsMachine):
             if self._correction_D is not None:
                 self._half_D += self._correction_D
             half_D = self._half_D.astype(np.float32)
-            self._payload = encode_weights(half_D, self.context.spec.exchange.codec)
+            self._payload = encode_weights(half_D, self.context.coding)
         return []
 
     # ---- mixing --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ sender, with peers or without: what is sent is what counts here, so that under f
 exchange replicas stay identical. All peers get the same, whatever their links' budgets. Momentum
 is applied here, so the optimizer must have none: a job that has both is refused.
 
-What a float16 codec rounds off stays in v (ours; the paper clears v). The paper's G is already
+What a codec rounds off stays in v (ours; the paper clears v). The paper's G is already
 divided by N; `clipNorm` is held against the gradient as the weighting finds it, undivided.
 
 Source: Lin et al., Deep gradient compression, ICLR 2018, algorithm 2 and section 3.3; the schedule
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import Problem, SpecError
-from dlion_worker.codecs import ValueCodec, require_finite
+from dlion_worker.codecs import AnyCoding, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Residual, magnitude_bits
 from dlion_worker.policies.sending import Outgoing
@@ -52,8 +52,7 @@ def dgc(context: Context, parameters: DgcParameters) -> Machine:
     Raises: SpecError where the optimizer has momentum too.
     """
     _require_one_momentum(context.spec.trainer.optimizer, parameters)
-    codec = ValueCodec(context.spec.exchange.codec)
-    return gradient_machine(context, DeepCompression(context.layout, codec, parameters))
+    return gradient_machine(context, DeepCompression(context.layout, context.coding, parameters))
 
 
 def _require_one_momentum(optimizer: Optimizer, parameters: DgcParameters) -> None:
@@ -78,7 +77,7 @@ class DeepCompression:
 
     combines = True
 
-    def __init__(self, layout: Layout, codec: ValueCodec, parameters: DgcParameters) -> None:
+    def __init__(self, layout: Layout, codec: AnyCoding, parameters: DgcParameters) -> None:
         self._slices = layout.slices()
         self._codec = codec
         self._parameters = parameters

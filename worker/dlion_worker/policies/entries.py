@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlion_worker.codecs import GradientPart, Selected, decode_gradient, encode_selected
+from dlion_worker.codecs import (
+    GradientPart,
+    Selected,
+    decode_gradient,
+    encode_range,
+    encode_selected,
+)
 
 if TYPE_CHECKING:
-    from dlion_worker.codecs import ValueCodec
+    from dlion_worker.codecs import AnyCoding
     from dlion_worker.policies.interface import Flat
     from dlion_worker.policies.sending import Payload
 
@@ -66,7 +72,7 @@ def only(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | slice) -> 
     return some_D
 
 
-def code(some_D: Flat, codec: ValueCodec) -> Coded:
+def code(some_D: Flat, codec: AnyCoding) -> Coded:
     """The entries that are not zero, coded. They are to be finite.
 
     The vector is not to change before the payload has been written, which is at once.
@@ -87,9 +93,18 @@ class Residual:
     def __init__(self, size: int) -> None:
         self.value_D: Flat = np.zeros(size, np.float32)
 
-    def send(self, where: NDArray[np.intp] | NDArray[np.bool_] | slice, codec: ValueCodec) -> Coded:
+    def send(self, where: NDArray[np.intp] | NDArray[np.bool_] | slice, codec: AnyCoding) -> Coded:
         """Codes those entries; what a receiver will read leaves the residual."""
         coded = code(only(self.value_D, where), codec)
+        coded.part.add_to(self.value_D, np.float32(-1))
+        return coded
+
+    def send_run(self, run: slice, codec: AnyCoding) -> Coded:
+        """The same for one run of entries, zeros included; nothing where all are zeros."""
+        if not self.value_D[run].any():
+            return Coded(None, GradientPart(np.zeros_like(self.value_D)))
+        payload = encode_range(self.value_D, run.start, run.stop, codec)
+        coded = Coded(payload, decode_gradient(payload, self.value_D.size))
         coded.part.add_to(self.value_D, np.float32(-1))
         return coded
 

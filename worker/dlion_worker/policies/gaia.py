@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import GradientPart, ValueCodec, decode_gradient, require_finite
+from dlion_worker.codecs import GradientPart, decode_gradient, require_finite
 from dlion_worker.policies.entries import Residual
 from dlion_worker.policies.interface import (
     Add,
@@ -82,7 +82,7 @@ class Gaia(PeerMachine):
     def __init__(self, context: Context, parameters: GaiaParameters) -> None:
         super().__init__(context, Rule(slack=parameters.clock_bound, spare=0, barrier=False))
         self._parameters = parameters
-        self._codec = ValueCodec(context.spec.exchange.codec)
+        self._codec = context.coding
         self._accumulated = Residual(self.size)
         self._before_D: Flat | None = None
         """The weights before the descent under way."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_worker.codecs import ValueCodec
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
 from dlion_worker.policies.sending import Alone, MaxN, WholeGradient
@@ -25,7 +24,7 @@ def none(context: Context, _: NoParameters) -> Machine:
 
 def full(context: Context, _: NoParameters) -> Machine:
     """Every gradient, whole, to every peer."""
-    return gradient_machine(context, WholeGradient(ValueCodec(context.spec.exchange.codec)))
+    return gradient_machine(context, WholeGradient(context.coding))
 
 
 def dlion(context: Context, _: NoParameters) -> Machine:
@@ -34,9 +33,10 @@ def dlion(context: Context, _: NoParameters) -> Machine:
     The published form keeps no residual: the manifest's rules see to that.
     """
     exchange = context.spec.exchange
-    codec = ValueCodec(exchange.codec)
     if not exchange.prioritization:
-        return gradient_machine(context, WholeGradient(codec))
+        return gradient_machine(context, WholeGradient(context.coding))
     form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
-    sending: Sending = form[exchange.residual](context.layout, codec, exchange.floor_percent)
+    sending: Sending = form[exchange.residual](
+        context.layout, context.coding, exchange.floor_percent
+    )
     return gradient_machine(context, sending)

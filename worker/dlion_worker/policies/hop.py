@@ -82,7 +82,7 @@ class Hop(QueuedWeightsMachine):
         peers = self.synchronizer.active
         if not peers:
             return []
-        payload = encode_weights(self.weights_D, self.context.spec.exchange.codec)
+        payload = encode_weights(self.weights_D, self.context.coding)
         own = self.synchronizer.own
         message = Message(MessageKind.WEIGHTS, own, self.local_batch_size, payload=payload)
         return [*self.progress(), *(Send(peer, message) for peer in peers)]

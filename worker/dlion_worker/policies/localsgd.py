@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import ValueCodec, decode_weights, encode_whole, require_finite
+from dlion_worker.codecs import decode_weights, encode_weights, require_finite
 from dlion_worker.policies.interface import (
     Descend,
     Instruction,
@@ -68,7 +68,7 @@ class LocalSteps(PeerMachine):
     def __init__(self, context: Context, parameters: LocalsgdParameters) -> None:
         super().__init__(context, Rule(slack=parameters.local_steps, spare=0, barrier=False))
         self._parameters = parameters
-        self._codec = ValueCodec(context.spec.exchange.codec)
+        self._codec = context.coding
         self._anchor_D: Flat | None = None
         self._velocity_D: Flat | None = None
         self._samples = 0  # since the last round
@@ -95,7 +95,7 @@ class LocalSteps(PeerMachine):
         if now <= self._round:
             return []
         self._round = now
-        payload = encode_whole(self.weights_D, self._codec)
+        payload = encode_weights(self.weights_D, self._codec)
         self._own = Share(self._samples, decode_weights(payload, self.size).copy())
         self._message = Message(
             MessageKind.WEIGHTS, self._due, self.local_batch_size, self._samples, payload

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import GradientPart, ValueCodec, decode_gradient, require_finite
+from dlion_worker.codecs import AnyCoding, GradientPart, decode_gradient, require_finite
 from dlion_worker.policies.entries import Residual
 from dlion_worker.policies.sending import MaxN, Outgoing
 
@@ -42,7 +42,7 @@ class _Link:
     """Max N over a residual, for one link or for all that carry the same."""
 
     def __init__(
-        self, rank: Rank, name: str, layout: Layout, codec: ValueCodec, floor_percent: float
+        self, rank: Rank, name: str, layout: Layout, codec: AnyCoding, floor_percent: float
     ) -> None:
         self._rank = rank
         self._name = name
@@ -80,7 +80,7 @@ class SharedResidualMaxN:
 
     combines = True
 
-    def __init__(self, layout: Layout, codec: ValueCodec, floor_percent: float) -> None:
+    def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
         self._link = _Link(_ALL, _SHARED, layout, codec, floor_percent)
 
     def prepare(
@@ -117,7 +117,7 @@ class PerLinkResidualMaxN:
 
     combines = True
 
-    def __init__(self, layout: Layout, codec: ValueCodec, floor_percent: float) -> None:
+    def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
         self._layout, self._codec, self._floor_percent = layout, codec, floor_percent
         self._links: dict[Rank, _Link] = {}
 

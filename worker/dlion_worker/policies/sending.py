@@ -15,9 +15,11 @@ from typing import Protocol
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
+    AnyCoding,
     GradientPart,
     ValueCodec,
     coded_bytes,
+    coding_of,
     decode_gradient,
     encode_selected,
     encode_whole,
@@ -97,8 +99,8 @@ class WholeGradient(_Stateless):
 
     combines = True
 
-    def __init__(self, codec: ValueCodec) -> None:
-        self._codec = codec
+    def __init__(self, codec: AnyCoding) -> None:
+        self._codec = coding_of(codec)
 
     def prepare(
         self,
@@ -110,7 +112,7 @@ class WholeGradient(_Stateless):
         if not peers:
             return Outgoing({}, GradientPart(gradient_D))
         payload = encode_whole(gradient_D, self._codec)
-        lossless = self._codec is ValueCodec.FLOAT32
+        lossless = self._codec.values is ValueCodec.FLOAT32
         own = GradientPart(gradient_D) if lossless else decode_gradient(payload, gradient_D.size)
         return Outgoing(dict.fromkeys(peers, payload), own)
 
@@ -128,7 +130,7 @@ class MaxN:
     """
 
     layout: Layout
-    codec: ValueCodec
+    codec: AnyCoding
     floor_percent: float = 0.85
     combines: bool = field(default=True, init=False)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import GradientPart, ValueCodec, kept_that_fit, require_finite
+from dlion_worker.codecs import AnyCoding, GradientPart, kept_that_fit, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Coded, Residual, code, largest, only
 from dlion_worker.policies.sending import Outgoing
@@ -44,8 +44,7 @@ _PER_LINK = "topk_residual_D_of_"
 
 def topk(context: Context, parameters: TopKParameters) -> Machine:
     """The largest entries to every peer, with error feedback as the parameters say."""
-    codec = ValueCodec(context.spec.exchange.codec)
-    sending = TopK(context.layout.size, codec, parameters.share, parameters.residual)
+    sending = TopK(context.layout.size, context.coding, parameters.share, parameters.residual)
     return gradient_machine(context, sending)
 
 
@@ -54,7 +53,7 @@ class TopK:
 
     combines = True
 
-    def __init__(self, size: int, codec: ValueCodec, share: float, residual: str) -> None:
+    def __init__(self, size: int, codec: AnyCoding, share: float, residual: str) -> None:
         self._size = size
         self._codec = codec
         self._share = share

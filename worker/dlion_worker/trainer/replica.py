@@ -11,7 +11,7 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job
-from dlion_worker.codecs import encode_weights
+from dlion_worker.codecs import Coding, ValueCodec, encode_weights
 from dlion_worker.exchange import StateSnapshot
 from dlion_worker.policies.interface import Flat
 from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
@@ -69,8 +69,10 @@ class LocalReplica:
 
     def coded_weights(self) -> bytes:
         """The weights in the exchange's codec, for a knowledge transfer."""
+        exchange = self._job.spec.exchange
+        coding = Coding(ValueCodec(exchange.codec), decimals=exchange.codec_decimals)
         with self._lock:
-            return bytes(encode_weights(self.model.weights_D, self._job.spec.exchange.codec))
+            return bytes(encode_weights(self.model.weights_D, coding))
 
     def provide(self, weights_only: bool) -> StateSnapshot:
         """The state as a peer asks for it."""

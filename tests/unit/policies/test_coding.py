@@ -1,0 +1,107 @@
+"""Facts: every policy codes what it sends as the manifest says, gradients by any codec, weights
+never coarser than float16 but by polyline; the same run twice sends the same bytes; two workers'
+roundings differ; `ako` sends runs.
+
+Left out: what the codecs do (tests/unit/codecs, tests/property/test_codecs.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import ValueCodec
+from dlion_worker.codecs.positions import Positions
+from dlion_worker.policies.catalogue import BUILT_IN
+from dlion_worker.policies.interface import Layout, Message, MessageKind, Send
+from policy_cluster import spec
+from weighing_cluster import WeighingCluster
+
+LAYOUT = Layout(("a", "b"), (300, 500))
+NUMBER = {codec: number for number, codec in enumerate(ValueCodec, start=1)}
+OWN_FORM = {"fedat"}  # codes its weights by a parameter of its own
+POLICIES = sorted(set(BUILT_IN) - {"none"} - OWN_FORM)
+
+
+def exchange(policy: str, codec: str, index_codec: str = "fast") -> dict[str, object]:
+    found: dict[str, object] = {
+        "policy": policy, "codec": codec, "codecDecimals": 3, "indexCodec": index_codec,
+    }  # fmt: skip
+    if policy == "dlion-published":
+        found["weighting"] = "dlion_ratio"
+    if policy == "topk":
+        found["parameters"] = {"share": 0.1}
+    return found
+
+
+def sent(policy: str, codec: str, index_codec: str = "fast") -> list[Message]:
+    """What three steps of two workers send."""
+    job = spec(exchange=exchange(policy, codec, index_codec))
+    cluster = WeighingCluster(job, [4, 4], layout=LAYOUT)
+    for _ in range(3):
+        for rank in cluster.ranks:
+            if cluster.may_step(rank):
+                cluster.step(rank)
+        cluster.deliver_all()
+    said = [one for replica in cluster.replicas.values() for one in replica.said]
+    return [one.message for one in said if isinstance(one, Send) and one.message.payload]
+
+
+@pytest.mark.parametrize("codec", list(ValueCodec))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_codes_as_the_manifest_says(policy: str, codec: ValueCodec) -> None:
+    of_weights = ValueCodec.FLOAT16
+    if codec in (ValueCodec.FLOAT32, ValueCodec.POLYLINE):
+        of_weights = codec
+    coded = [
+        m for m in sent(policy, codec) if m.kind in (MessageKind.GRADIENT, MessageKind.WEIGHTS)
+    ]
+    assert coded
+    for message in coded:
+        is_gradient = message.kind is MessageKind.GRADIENT
+        expected = {NUMBER[codec] if is_gradient else NUMBER[of_weights]}
+        if codec is ValueCodec.POLYLINE:  # where that is no shorter
+            expected.add(NUMBER[ValueCodec.FLOAT32])
+        assert message.payload[1] in expected
+
+
+@pytest.mark.parametrize("policy", ["adacomp", "dgc", "full", "topk"])
+def test_the_same_run_sends_the_same_bytes(policy: str) -> None:
+    for codec in (ValueCodec.INT8, ValueCodec.INT4):
+        first, second = (sent(policy, codec, "smallest") for _ in range(2))
+        assert [bytes(one.payload) for one in first] == [bytes(one.payload) for one in second]
+
+
+def test_two_workers_round_the_same_gradient_differently() -> None:
+    cluster = WeighingCluster(spec(exchange=exchange("full", "int8")), [4, 4], layout=LAYOUT)
+    gradient_D = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
+    for rank in cluster.ranks:
+        cluster.step(rank, gradient_D)
+    one, other = (
+        next(bytes(s.message.payload) for s in cluster.replicas[Rank(rank)].said
+             if isinstance(s, Send) and s.message.kind is MessageKind.GRADIENT)
+        for rank in (0, 1)
+    )  # fmt: skip
+    assert len(one) == len(other)
+    assert one[16:24] == other[16:24]  # scales
+    assert one != other
+
+
+@pytest.mark.parametrize("index_codec", ["fast", "smallest"])
+def test_positions_are_coded_as_the_manifest_says(index_codec: str) -> None:
+    schemes = {message.payload[2] for message in sent("topk", "float16", index_codec)
+               if message.kind is MessageKind.GRADIENT}  # fmt: skip
+    assert schemes == {Positions.RICE if index_codec == "smallest" else Positions.BLOCK}
+
+
+def test_ako_sends_runs() -> None:
+    job = spec(exchange=exchange("ako", "float16") | {"parameters": {"partitions": 3}})
+    cluster = WeighingCluster(job, [4, 4], layout=LAYOUT)
+    cluster.lockstep(3)
+    sizes = [
+        (one.message.payload[2], len(one.message.payload))
+        for one in cluster.replicas[Rank(0)].said
+        if isinstance(one, Send) and one.message.kind is MessageKind.GRADIENT
+    ]
+    assert sizes == [(Positions.RANGE, 16 + 2 * length + 4) for length in (266, 267, 267)]
