@@ -21,6 +21,8 @@ from weighing_cluster import WeighingCluster
 LAYOUT = Layout(("a", "b"), (300, 500))
 NUMBER = {codec: number for number, codec in enumerate(ValueCodec, start=1)}
 OWN_FORM = {"fedat"}  # codes its weights by a parameter of its own
+UPDATES = {"gaia"}  # its weights' messages are differences, and what is rounded off stays
+PARAMETERS = {"dgc": {"momentum": 0}, "localsgd": {"localSteps": 1}, "topk": {"share": 0.1}}
 POLICIES = sorted(set(BUILT_IN) - {"none"} - OWN_FORM)
 
 
@@ -30,8 +32,8 @@ def exchange(policy: str, codec: str, index_codec: str = "fast") -> dict[str, ob
     }  # fmt: skip
     if policy == "dlion-published":
         found["weighting"] = "dlion_ratio"
-    if policy == "topk":
-        found["parameters"] = {"share": 0.1}
+    if policy in PARAMETERS:
+        found["parameters"] = PARAMETERS[policy]
     return found
 
 
@@ -59,7 +61,7 @@ def test_a_policy_codes_as_the_manifest_says(policy: str, codec: ValueCodec) -> 
     ]
     assert coded
     for message in coded:
-        is_gradient = message.kind is MessageKind.GRADIENT
+        is_gradient = message.kind is MessageKind.GRADIENT or policy in UPDATES
         expected = {NUMBER[codec] if is_gradient else NUMBER[of_weights]}
         if codec is ValueCodec.POLYLINE:  # where that is no shorter
             expected.add(NUMBER[ValueCodec.FLOAT32])

@@ -127,7 +127,7 @@ def of_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16
 @compiled(types.int64(_GAPS))
 def _first(gap: Any) -> int:
     """How many entries are left out before the first kept."""
-    left_out = np.int64(0)
+    left_out = 0
     for one in gap:
         left_out += np.int64(one)
         if one != SKIP:
@@ -206,7 +206,8 @@ def _read_varints(coded: Any, kept: int, size: int, gap: Any) -> int:
     """How many gaps were written; -1 where the bytes are not right."""
     at, gaps, after = 0, 0, np.int64(0)
     for _ in range(kept):
-        left_out, shift, more = np.int64(0), np.int64(0), True
+        left_out, shift = np.int64(0), np.int64(0)
+        more: Any = True
         while more:
             if at == coded.size or shift > 28:
                 return -1

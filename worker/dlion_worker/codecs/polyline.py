@@ -116,7 +116,7 @@ def _zigzag(difference: Any) -> Any:
 @compiled(types.int64(read_only(types.float32), types.float64))
 def _count_groups(value_D: Any, scale: float) -> int:
     """How many groups of 5 bits there will be; -1 where a value is not finite or too large."""
-    before, groups = np.int64(0), np.int64(0)
+    before, groups = np.int64(0), 0
     for i in range(value_D.size):
         scaled = np.float64(value_D[i]) * scale
         if not abs(scaled) <= _LARGEST_ROUNDED:
