@@ -125,9 +125,9 @@ def of_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16
 
 
 @compiled(types.int64(_GAPS))
-def _first(gap: Any) -> int:
+def _first(gap: Any) -> Any:
     """How many entries are left out before the first kept."""
-    left_out = 0
+    left_out = np.int64(0)
     for one in gap:
         left_out += np.int64(one)
         if one != SKIP:
