@@ -20,6 +20,7 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, decode_gradient
 from dlion_worker.policies.adacomp import Touches
 from dlion_worker.policies.interface import (
+    BudgetsChanged,
     Descend,
     Descended,
     Event,
@@ -70,8 +71,10 @@ def test_the_largest_share_of_each_variable_is_sent(values: list[float], share: 
     layout = Layout(("a", "b", "c"), (1, 7, 4))
     gradient_D = np.array(values, np.float32)
     expected_D = naive_kept(gradient_D, layout.sizes, share)
-    payload, own = Touches(layout, share, ValueCodec.FLOAT32).prepare(gradient_D)
-    np.testing.assert_array_equal(own.weighted(np.float32(1)), expected_D)
+    touches = Touches(layout, share, ValueCodec.FLOAT32)
+    outgoing = touches.prepare(gradient_D, [Rank(1)], BudgetsChanged({}))
+    payload = outgoing.payloads.get(Rank(1))
+    np.testing.assert_array_equal(outgoing.own.weighted(np.float32(1)), expected_D)
     if payload is None:
         assert not expected_D.any()
     else:
@@ -197,8 +200,8 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
 
 def gradient_of(cluster: WeighingCluster, rng: np.random.Generator, iteration: int) -> Message:
     touches = Touches(cluster.layout, 0.3, ValueCodec.FLOAT32)
-    payload, _ = touches.prepare(rng.standard_normal(20).astype(np.float32))
-    assert payload is not None
+    gradient_D = rng.standard_normal(20).astype(np.float32)
+    payload = touches.prepare(gradient_D, [Rank(1)], BudgetsChanged({})).payloads[Rank(1)]
     return Message(MessageKind.GRADIENT, iteration, local_batch_size=4, payload=payload)
 
 

@@ -228,7 +228,8 @@ class Node:
         nothing = lambda *_, **__: None  # noqa: E731
         exchange = SimpleNamespace(
             send=self._send, set_iteration=nothing, cpu_s=float, link_states=dict,
-            take_deliveries=list, room_bytes=dict, quarantine=nothing, set_budgets=nothing,
+            take_deliveries=list, room_bytes=dict, one_way_delays_s=dict, quarantine=nothing,
+            set_budgets=nothing,
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
         reporter = SimpleNamespace(

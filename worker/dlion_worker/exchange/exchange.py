@@ -144,6 +144,13 @@ class Exchange:
         rooms = {rank: link.outbox.room_bytes() for rank, link in list(self._links.by_rank.items())}
         return levelled({rank: room for rank, room in rooms.items() if room is not None})
 
+    def one_way_delays_s(self) -> dict[Rank, float]:
+        """Of each idle link: half the least time until something was acknowledged."""
+        delays = {
+            rank: link.outbox.idle_delay_s for rank, link in list(self._links.by_rank.items())
+        }
+        return {rank: delay_s / 2 for rank, delay_s in delays.items() if delay_s is not None}
+
     def quarantine(self, peer: Rank, reason: str) -> None:
         """Refuses that peer until it is restarted: what it sends makes no sense."""
         self._call(self._quarantine, peer, reason)

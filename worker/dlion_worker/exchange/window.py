@@ -131,6 +131,11 @@ class Outbox:
         )
         return max(0, min(budget, int(BACKLOG_BUDGETS * budget) - held))
 
+    @property
+    def idle_delay_s(self) -> float | None:
+        """Least time from a frame to its acknowledgement, there and back; None: not known yet."""
+        return self._base_delay_s if self._acknowledged_frames else None
+
     def push(self, message: Message) -> None:
         """Queues a message behind those of its lane.
 

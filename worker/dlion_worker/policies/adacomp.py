@@ -29,14 +29,15 @@ from dlion_worker.codecs import (
     require_finite,
 )
 from dlion_worker.policies.delayed import DelayedMachine
+from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.interface import Flat, Layout, Machine, Value
+    from dlion_worker.policies.interface import BudgetsChanged, Flat, Layout, Machine, Value
     from dlion_worker.policies.parameters import AdacompParameters
 
 _READ_BY = "touched_when_read_by_"
@@ -69,7 +70,12 @@ class Touches:
         self._touched_D = np.zeros(layout.size, np.uint32)
         self._read_D: dict[Rank, NDArray[np.uint32]] = {}
 
-    def prepare(self, gradient_D: Flat) -> tuple[bytes | memoryview | None, GradientPart]:
+    def prepare(
+        self,
+        gradient_D: Flat,
+        peers: Sequence[Rank],
+        links: BudgetsChanged,  # noqa: ARG002 - the Protocol's
+    ) -> Outgoing:
         """The largest entries; nothing where the gradient is all zeros."""
         require_finite(gradient_D, "gradient")
         kept_D = np.zeros_like(gradient_D)
@@ -78,11 +84,11 @@ class Touches:
             kept_D[where][chosen_K] = gradient_D[where][chosen_K]
         kept = int(np.count_nonzero(kept_D))
         if not kept:
-            return None, GradientPart(kept_D)
+            return Outgoing({}, GradientPart(kept_D))
         end_L = np.array([self._size], np.int64)
         peak = float(np.abs(kept_D).max())
         payload = encode_selected(Selected(kept_D, end_L, _LEAST, kept, peak), self._codec)
-        return payload, decode_gradient(payload, self._size)
+        return Outgoing(dict.fromkeys(peers, payload), decode_gradient(payload, self._size))
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
         """Divides each entry by the updates that touched it since its sender read."""

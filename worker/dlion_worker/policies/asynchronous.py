@@ -22,12 +22,13 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
 from dlion_worker.policies.delayed import DelayedMachine
+from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.interface import Flat, Machine, ReplicaView, Value
+    from dlion_worker.policies.interface import BudgetsChanged, Flat, Machine, ReplicaView, Value
     from dlion_worker.policies.parameters import AsyncParameters
 
 _READ_BY = "weights_read_by_"
@@ -58,10 +59,16 @@ class Compensation:
         self._replica = replica if lambda_ else None
         self._then_D: dict[Rank, Flat] = {}
 
-    def prepare(self, gradient_D: Flat) -> tuple[bytes | memoryview | None, GradientPart]:
+    def prepare(
+        self,
+        gradient_D: Flat,
+        peers: Sequence[Rank],
+        links: BudgetsChanged,  # noqa: ARG002 - the Protocol's
+    ) -> Outgoing:
         """All entries; what counts here is what the peers decode."""
         payload = encode_whole(gradient_D, self._codec)
-        return payload, decode_gradient(payload, gradient_D.size)
+        own = decode_gradient(payload, gradient_D.size)
+        return Outgoing(dict.fromkeys(peers, payload), own)
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
         """Adds lambda g g (w_now - w_then)."""

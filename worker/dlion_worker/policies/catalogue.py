@@ -25,6 +25,7 @@ from dlion_worker.policies.parameters import (
     LocalsgdParameters,
     NoParameters,
     TopKParameters,
+    TwostepParameters,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,12 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         "A share of the entries, the largest; what is not sent may wait.",
         f"{_HERE}.topk:topk",
         TopKParameters,
+        must_arrive=True,
+    ),
+    "twostep": Policy(
+        "Velocity gathered for each link until it passes the link's threshold.",
+        f"{_HERE}.twostep:twostep",
+        TwostepParameters,
         must_arrive=True,
     ),
 }

@@ -1,7 +1,7 @@
 """A machine that applies gradients one by one, as they come, however old they are.
 
-Made by the policies `async` and `adacomp`, whose `Delays` says what is sent of a gradient and what
-its age does to it. It owns the order of things and the two shapes:
+Made by the policies `async`, `adacomp` and `twostep`, whose `Delays` says what is sent of a
+gradient and what its age does to it. It owns the order of things and the two shapes:
 
 - peer to peer (no server): each gradient goes to every member; own and arrived ones are each an
   update of their own (receivers *add*, weighted as below);
@@ -28,6 +28,7 @@ from dlion_worker.policies.combining import Weighting
 from dlion_worker.policies.delays import Delays, Readers
 from dlion_worker.policies.headers import by_rank, check_step, server_of, stranger
 from dlion_worker.policies.interface import (
+    BudgetsChanged,
     Descend,
     Descended,
     Event,
@@ -75,6 +76,7 @@ class DelayedMachine:
         self._delays = delays
         self._own_as_peers = delays.own_as_peers and self._server is None
         self._synchronizer = Synchronizer(Rule(slack=bound, spare=0, barrier=False))
+        self._links = BudgetsChanged({})
         self._batch_size = 1
         self._batch_of: dict[Rank, int] = {}
         self._gradient_of: dict[Rank, int] = {}  # the last iteration whose gradient has come
@@ -102,6 +104,8 @@ class DelayedMachine:
                 return self._joined(rank, iteration)
             case MemberLeft(rank=rank):
                 self._left(rank)
+            case BudgetsChanged():
+                self._links = event
             case Descended():
                 return self._descended()
         return []
@@ -118,24 +122,27 @@ class DelayedMachine:
     # ---- steps and members -----------------------------------------------------------------------
 
     def _step_done(self, step: LocalStepDone) -> list[Instruction]:
-        payload, own = self._delays.prepare(step.gradient_D)
+        members = self._synchronizer.active
+        receivers = [] if self._server == self._rank else members
+        outgoing = self._delays.prepare(step.gradient_D, receivers, self._links)
         self._synchronizer.step_done(step.iteration)
         self._batch_size = step.local_batch_size
-        members = self._synchronizer.active
-        if self._server == self._rank:
-            payload = None
-        message = Message(
+        told: list[Instruction] = [
+            Send(peer, self._step_message(outgoing.payloads.get(peer))) for peer in members
+        ]
+        if self._is_client and members:
+            self._awaits_weights = bool(outgoing.payloads)
+            return told
+        return [*told, self._apply(self._rank, outgoing.own, step.local_batch_size)]
+
+    def _step_message(self, payload: bytes | memoryview | None) -> Message:
+        return Message(
             kind=MessageKind.PROGRESS if payload is None else MessageKind.GRADIENT,
-            iteration=step.iteration,
-            local_batch_size=step.local_batch_size,
+            iteration=self._synchronizer.own,
+            local_batch_size=self._batch_size,
             weights_version=self._readers.updates,
             payload=b"" if payload is None else payload,
         )
-        told: list[Instruction] = [Send(peer, message) for peer in members]
-        if self._is_client and members:
-            self._awaits_weights = payload is not None
-            return told
-        return [*told, self._apply(self._rank, own, step.local_batch_size)]
 
     def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         if rank not in self._partners:

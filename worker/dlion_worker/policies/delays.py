@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from dlion_worker.policies.headers import by_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dlion_api.names import Rank
     from dlion_worker.codecs import GradientPart
-    from dlion_worker.policies.interface import Flat, Value
+    from dlion_worker.policies.interface import BudgetsChanged, Flat, Value
+    from dlion_worker.policies.sending import Outgoing
 
 _READ_AT = "read_at_"
 """Before a rank, in a checkpoint."""
@@ -27,8 +28,8 @@ class Delays(Protocol):
     own_as_peers: bool
     """Whether, peer to peer, an own gradient is corrected here as the peers will correct it."""
 
-    def prepare(self, gradient_D: Flat) -> tuple[bytes | memoryview | None, GradientPart]:
-        """The payload for all (None: nothing is worth sending), and what counts here of it."""
+    def prepare(self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged) -> Outgoing:
+        """Payloads for those peers (who is not named gets none), and what counts here of it."""
         ...
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.errors import Problem, SpecError
 from dlion_worker.codecs import AnyCoding, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Residual, magnitude_bits
+from dlion_worker.policies.headers import require_one_momentum
 from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
-    from dlion_api.spec.trainer import Optimizer
     from dlion_worker.policies.interface import Flat, Layout, Machine, Value
     from dlion_worker.policies.parameters import DgcParameters
 
@@ -51,25 +50,8 @@ def dgc(context: Context, parameters: DgcParameters) -> Machine:
 
     Raises: SpecError where the optimizer has momentum too.
     """
-    _require_one_momentum(context.spec.trainer.optimizer, parameters)
+    require_one_momentum(context.spec, parameters.momentum)
     return gradient_machine(context, DeepCompression(context.layout, context.coding, parameters))
-
-
-def _require_one_momentum(optimizer: Optimizer, parameters: DgcParameters) -> None:
-    if not parameters.momentum or (optimizer.name == "sgd" and not optimizer.momentum):
-        return
-    raise SpecError(
-        [
-            Problem(
-                path="spec.exchange.parameters.momentum",
-                message="policy dgc applies momentum itself, and the optimizer would once more",
-                value=f"{parameters.momentum}, with optimizer {optimizer.name}, momentum"
-                f" {optimizer.momentum if optimizer.name == 'sgd' else optimizer.beta1}",
-                allowed="momentum above 0 in one place only",
-                advice="Set spec.trainer.optimizer to sgd with momentum: 0.",
-            )
-        ]
-    )
 
 
 class DeepCompression:

@@ -1,6 +1,7 @@
-"""What machines of a policy's own check of any message, and small words they share.
+"""What machines of a policy's own check of any message or job, and small words they share.
 
-Called by `delayed`, `delays`; `machine` and `peer_machine` have checks of their own.
+Called by `delayed`, `delays`, `dgc`, `twostep`; `machine` and `peer_machine` have checks of their
+own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dlion_worker.policies.interface import Message, MessageKind, Refuse, Value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from dlion_api.spec import Spec
 
 
 def stranger(sender: Rank, own: Rank, ranks: Collection[Rank]) -> Refuse | None:
@@ -61,6 +64,30 @@ def server_of(parameter: int | None, ranks: Collection[Rank]) -> Rank | None:
             ]
         )
     return Rank(parameter)
+
+
+def require_one_momentum(spec: Spec, momentum: float) -> None:
+    """Passes a job whose policy or optimizer has momentum, but not both.
+
+    Raises: SpecError where both do.
+    """
+    optimizer = spec.trainer.optimizer
+    if not momentum or (optimizer.name == "sgd" and not optimizer.momentum):
+        return
+    policy = spec.exchange.policy
+    raise SpecError(
+        [
+            Problem(
+                path="spec.exchange.parameters.momentum",
+                message=f"policy {policy} applies momentum itself, and the optimizer would once"
+                " more",
+                value=f"{momentum}, with optimizer {optimizer.name}, momentum"
+                f" {optimizer.momentum if optimizer.name == 'sgd' else optimizer.beta1}",
+                allowed="momentum above 0 in one place only",
+                advice="Set spec.trainer.optimizer to sgd with momentum: 0.",
+            )
+        ]
+    )
 
 
 def by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, int]:

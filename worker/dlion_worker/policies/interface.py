@@ -11,7 +11,7 @@ L variables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -115,9 +115,11 @@ class MemberLeft:
 
 @dataclass(frozen=True)
 class BudgetsChanged:
-    """Bytes per iteration for each link, from the sidecar. A link not named is unbounded."""
+    """What each link carries in an iteration, as measured. A link not named is unbounded."""
 
     budget_bytes: Mapping[Rank, int]
+    delay_steps: Mapping[Rank, float] = field(default_factory=dict)
+    """Time from here to there on the idle link, in iterations of this worker, where known."""
 
 
 @dataclass(frozen=True)

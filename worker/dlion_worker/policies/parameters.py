@@ -242,6 +242,43 @@ class LocalsgdParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TwostepParameters:
+    """For `twostep`."""
+
+    threshold: float = setting(
+        "no entry is released below this magnitude; 0: the links alone decide (default ours).",
+        default=0.0,
+        minimum=0,
+        maximum=10**9,
+    )
+    ratio: float = setting(
+        "most time that a release may take (latency + bytes / bandwidth), per time computed since"
+        " the last one (default ours).",
+        default=1.0,
+        above=0,
+        maximum=1,
+    )
+    momentum: float = setting(
+        "of the velocity; the optimizer is then to have none (default ours).",
+        default=0.9,
+        minimum=0,
+        below=1,
+    )
+    combine_every_steps: int = setting(
+        "iterations between two combinations of the sites' models; 0: none (ours).",
+        default=0,
+        minimum=0,
+        maximum=10**6,
+    )
+    bound: int = setting(
+        "iterations that a worker may be ahead of its slowest partner (ours).",
+        default=16,
+        minimum=0,
+        maximum=10**6,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TopKParameters:
     """For `topk`."""
 

@@ -47,7 +47,7 @@ class VirtualLink:
     ) -> None:
         self._clock, self._network = clock, network
         self._sender, self._receiver = sender, receiver
-        self._latency_s = latency_s
+        self.latency_s = latency_s
         self._rule = rule
         self._deliver = deliver
         self._queues: dict[Lane, deque[Message]] = {lane: deque() for lane in Lane}
@@ -137,7 +137,7 @@ class VirtualLink:
     def _through(self, lane: Lane, message: Message) -> None:
         """The last byte has left the link; it is there a latency later."""
         del self._under_way[lane]
-        self._clock.after(self._latency_s, lambda: self._deliver(message))
+        self._clock.after(self.latency_s, lambda: self._deliver(message))
         self._begin(lane)
         if not self._under_way and self._busy_since_s is not None:
             self._busy_s += self._clock.now_s - self._busy_since_s

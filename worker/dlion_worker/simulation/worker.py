@@ -125,6 +125,7 @@ class VirtualWorker:
         self._computed_s = 0.0
         self._batch_size = 0
         self._iteration = 0
+        self._iteration_s = 0.0
         self._result: StepResult | None = None
 
     # ---- before the first step -----------------------------------------------------------------
@@ -235,7 +236,10 @@ class VirtualWorker:
         rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
         self._handle(
             [
-                BudgetsChanged(levelled({p: r for p, r in rooms.items() if r is not None})),
+                BudgetsChanged(
+                    levelled({p: r for p, r in rooms.items() if r is not None}),
+                    self._delay_steps(),
+                ),
                 LocalStepDone(self._iteration, result.gradient_D, self._batch_size, result.loss),
             ]
         )
@@ -243,6 +247,12 @@ class VirtualWorker:
         arrived, self._arrived = self._arrived, []
         self._handle(arrived)
         self._go_on()
+
+    def _delay_steps(self) -> dict[Rank, float]:
+        """How far peers are, in iterations as long as the last one."""
+        if not self._iteration_s:
+            return {}
+        return {p: link.latency_s / self._iteration_s for p, link in self.parts.links.items()}
 
     def _go_on(self) -> None:
         """Begins the next step unless peers must be heard before."""
@@ -280,7 +290,7 @@ class VirtualWorker:
 
     def _report(self, result: StepResult) -> None:
         parts, now_s = self.parts, self._around.clock.now_s
-        wall_s = now_s - self._began_s
+        wall_s = self._iteration_s = now_s - self._began_s
         cpu_s = parts.costs.core_s(self._batch_size)
         waited_s = wall_s - self._computed_s
         parts.reporter.step(

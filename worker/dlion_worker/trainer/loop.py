@@ -114,6 +114,7 @@ class TrainingLoop:
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
+        self._iteration_s = 0.0
         self._trained_before_s = progress.trained_s
         self._began_s = time.monotonic()
         self._clock = self._new_clock()
@@ -170,7 +171,7 @@ class TrainingLoop:
         self._take_directive()  # the rates as of now: this gradient's size goes by them
         self._handle(
             [
-                BudgetsChanged(parts.exchange.room_bytes()),
+                BudgetsChanged(parts.exchange.room_bytes(), self._delay_steps()),
                 LocalStepDone(
                     iteration=self.progress.iteration,
                     gradient_D=result.gradient_D,
@@ -179,6 +180,13 @@ class TrainingLoop:
                 ),
             ]
         )
+
+    def _delay_steps(self) -> dict[Rank, float]:
+        """How far peers are, in iterations as long as the last one."""
+        if not self._iteration_s:
+            return {}
+        delays_s = self._parts.exchange.one_way_delays_s()
+        return {peer: delay_s / self._iteration_s for peer, delay_s in delays_s.items()}
 
     def _hold(self) -> bool:
         """Hands over what has arrived; waits while the machine names peers. False: in vain.
@@ -270,7 +278,7 @@ class TrainingLoop:
 
     def _report(self) -> None:
         parts, clock = self._parts, self._clock
-        wall_s = time.monotonic() - clock.began_s
+        wall_s = self._iteration_s = time.monotonic() - clock.began_s
         cpu_s = time.process_time() - clock.began_cpu_s
         parts.reporter.step(
             StepRecord(
