@@ -32,6 +32,16 @@ class SpeedProbe:
 
 
 @dataclass(frozen=True)
+class GradientNorms:
+    """Squared norms of one iteration: of this worker's gradient, and of all workers' mean."""
+
+    own_square: float
+    own_samples: int
+    mean_square: float
+    mean_samples: int
+
+
+@dataclass(frozen=True)
 class StepTiming:
     """One local step, as the trainer saw it.
 
@@ -53,6 +63,8 @@ class StepTiming:
     budgets then follow `compute_s` alone)."""
     quota_changed: bool = False
     """The trainer's CPU quota changed while the step went on: it is a measure of neither."""
+    norms: GradientNorms | None = None
+    """Under batching policy `goodput`, where the iteration had an update."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,16 @@ class CapacitySource(StrEnum):
 
 
 @dataclass(frozen=True)
+class GradientNoise:
+    """One worker's estimates of the true gradient's squared norm and of the trace of a single
+    sample's covariance, without bias: either may be negative. They count by `weight`, 0 to 1."""
+
+    square: float
+    variance: float
+    weight: float
+
+
+@dataclass(frozen=True)
 class Capacity:
     """A worker's relative compute power, in samples per second of wall time."""
 
@@ -124,6 +146,10 @@ class Capacity:
     as it has itself, so that the mean over workers is right. 0: not told."""
     own_samples: int = 0
     """Samples that this worker trains on; 0: not told."""
+    noise: GradientNoise | None = None
+    """Under batching policy `goodput`; None: not known."""
+    exchange_s: float = 0.0
+    """Of an iteration, what is not computing, waiting included; 0: not told."""
 
 
 @dataclass(frozen=True)

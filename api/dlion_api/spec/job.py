@@ -178,6 +178,23 @@ class Spec:
             reads=("synchronization.backupWorkers", "sites"),
         ),
         Rule(
+            cel="self.batching.policy != 'goodput' ||"
+            " (self.synchronization.mode == 'synchronous' &&"
+            " self.exchange.weighting == 'sample_mean' && (self.exchange.policy == 'full' ||"
+            " (self.exchange.policy == 'dlion' && !self.exchange.prioritization)))",
+            message="batching policy goodput needs the mean of whole gradients",
+            holds=lambda it: it.batching.policy != "goodput" or _has_whole_mean(it),
+            reads=(
+                "batching.policy",
+                "synchronization.mode",
+                "exchange.weighting",
+                "exchange.policy",
+                "exchange.prioritization",
+            ),
+            advice="Set exchange.policy: full (or dlion with prioritization: false), weighting:"
+            " sample_mean, synchronization.mode: synchronous; or batching.policy: weighted.",
+        ),
+        Rule(
             cel="size(self.trainer.dataset.siteClasses) == 0 ||"
             " (size(self.trainer.dataset.siteClasses) == size(self.sites) &&"
             " self.sites.all(s, self.trainer.dataset.siteClasses.exists(c, c.site == s.name)))",
@@ -235,6 +252,16 @@ class Job:
         document = to_document(self.spec, hashed_only=True)
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_whole_mean(spec: Spec) -> bool:
+    """Whether every update is the mean of all workers' whole gradients, by their samples."""
+    exchange = spec.exchange
+    is_whole = exchange.policy == "full" or (
+        exchange.policy == "dlion" and not exchange.prioritization
+    )
+    is_mean = exchange.weighting == "sample_mean" and spec.synchronization.mode == "synchronous"
+    return is_whole and is_mean
 
 
 def load_job(document: object, *, source: str = "", lines: Mapping[str, int] | None = None) -> Job:

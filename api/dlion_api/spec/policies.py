@@ -77,8 +77,9 @@ class GlobalBatchSize:
 class Batching:
     """How the global batch is shared out among the workers."""
 
-    policy: Literal["even", "weighted"] = setting(
-        "equal shares, or shares that follow each worker's measured samples per second.",
+    policy: Literal["even", "goodput", "weighted"] = setting(
+        "equal shares, or shares that follow each worker's measured samples per second; with"
+        " goodput the global batch follows the measured gradient noise too (docs/exchange.md).",
         default="weighted",
     )
     data_fraction: float = setting(

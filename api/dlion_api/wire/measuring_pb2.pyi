@@ -29,6 +29,10 @@ class CapacityShare(_message.Message):
     ITERATION_FIELD_NUMBER: _builtins.int
     TRAINING_SET_SAMPLES_FIELD_NUMBER: _builtins.int
     OWN_SAMPLES_FIELD_NUMBER: _builtins.int
+    NOISE_SQUARE_FIELD_NUMBER: _builtins.int
+    NOISE_VARIANCE_FIELD_NUMBER: _builtins.int
+    NOISE_WEIGHT_FIELD_NUMBER: _builtins.int
+    EXCHANGE_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -41,6 +45,12 @@ class CapacityShare(_message.Message):
     """all workers' samples, as this worker counts them"""
     own_samples: _builtins.int
     """this worker's own"""
+    noise_square: _builtins.float
+    """dlion_api.measurements.GradientNoise, if its weight is above 0"""
+    noise_variance: _builtins.float
+    noise_weight: _builtins.float
+    exchange_s: _builtins.float
+    """of an iteration, what is not computing"""
     def __init__(
         self,
         *,
@@ -53,10 +63,14 @@ class CapacityShare(_message.Message):
         iteration: _builtins.int = ...,
         training_set_samples: _builtins.int = ...,
         own_samples: _builtins.int = ...,
+        noise_square: _builtins.float = ...,
+        noise_variance: _builtins.float = ...,
+        noise_weight: _builtins.float = ...,
+        exchange_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "iteration", b"iteration", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_s", b"exchange_s", "incarnation", b"incarnation", "iteration", b"iteration", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,13 +11,14 @@ import math
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.measurements import Capacity, CapacitySource, GradientNoise
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 from dlion_worker.sidecar.peer_words import from_wire, to_wire
 
 KEY = JobKey("default", "digits", "1")
-SAID = Capacity(Rank(2), 120.5, 2.0, CapacitySource.QUOTA, 7, 1437)
+NOISE = GradientNoise(-0.5, 90.25, 0.75)
+SAID = Capacity(Rank(2), 120.5, 2.0, CapacitySource.QUOTA, 7, 1437, 12, NOISE, 0.25)
 
 
 def test_a_capacity_survives_the_wire() -> None:
@@ -38,6 +39,10 @@ def test_a_capacity_survives_the_wire() -> None:
         ("samples_per_s", 1e12),
         ("window_s", -1.0),
         ("training_set_samples", 2**63),
+        ("noise_square", math.nan),
+        ("noise_variance", 1e31),
+        ("noise_weight", 1.5),
+        ("exchange_s", -1.0),
         ("source", "Guess"),
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.measurements import Capacity, CapacitySource, GradientNoise
 from dlion_api.names import Rank
 from dlion_worker.sidecar.capacity import CapacityEstimate
 
@@ -32,6 +32,8 @@ class Capacities:
         regular: bool,
         training_set_samples: int = 0,
         own_samples: int = 0,
+        noise: GradientNoise | None = None,
+        exchange_s: float = 0.0,
     ) -> bool:
         """Takes this worker's own estimate; whether the published value changed enough to be told
         at once. `regular`: it is time for a telling anyway, so small changes go out too."""
@@ -40,7 +42,10 @@ class Capacities:
         data = (training_set_samples, own_samples)
         if known is not None and (known.training_set_samples, known.own_samples) == data:
             change = abs(value - known.samples_per_s)
-            if change <= (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s):
+            is_news = change > (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s)
+            if regular:
+                is_news |= (known.noise, known.exchange_s) != (noise, exchange_s)
+            if not is_news:
                 return False
         self._known[self._rank] = Capacity(
             self._rank,
@@ -49,6 +54,8 @@ class Capacities:
             estimate.source,
             iteration,
             *data,
+            noise,
+            exchange_s,
         )
         return True
 
@@ -73,6 +80,8 @@ class Capacities:
             or known.samples_per_s != capacity.samples_per_s
             or known.training_set_samples != capacity.training_set_samples
             or known.own_samples != capacity.own_samples
+            or known.noise != capacity.noise
+            or known.exchange_s != capacity.exchange_s
         )
 
     def resume(self, samples_per_s: dict[Rank, float]) -> None:
@@ -99,6 +108,16 @@ class Capacities:
         """How much data each of those workers has; empty until all have told."""
         told = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
         return told if len(told) == len(ranks) and all(told.values()) else {}
+
+    def noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:
+        """What those of them say of the gradient's noise who know anything, in rank order."""
+        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        return [one.noise for one in known if one.noise is not None]
+
+    def exchange_s(self, ranks: Iterable[Rank]) -> float:
+        """What an iteration takes beside computing for who waits for nobody: the least told."""
+        told = [self._known[rank].exchange_s for rank in ranks if rank in self._known]
+        return min((one for one in told if one > 0), default=0.0)
 
     def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
         """Samples per second of those of them that are known."""

@@ -7,6 +7,7 @@ carries out what comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -25,6 +26,12 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_worker.policies.batching import BatchShares, GlobalBatchController
+from dlion_worker.policies.goodput import (
+    DecayingMean,
+    GoodputController,
+    NoiseEstimator,
+    noise_scale,
+)
 from dlion_worker.sidecar.budgets import LinkBudgets
 from dlion_worker.sidecar.capacities import Capacities
 from dlion_worker.sidecar.capacity import CapacityEstimator
@@ -54,8 +61,12 @@ class Director:
             shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
         )
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
+        self._goodput: GoodputController | None = None
+        if job.spec.batching.policy == "goodput":
+            self._goodput = GoodputController(job.spec.batching.global_batch_size)
+        self._noise, self._exchange_s = NoiseEstimator(), DecayingMean()
         self._shares = BatchShares(
-            weighted=job.spec.batching.policy == "weighted",
+            weighted=job.spec.batching.policy != "even",
             tolerance_fraction=SHARE_TOLERANCE_FRACTION,
             data_fraction=job.spec.batching.data_fraction,
         )
@@ -150,6 +161,9 @@ class Director:
         self.steps_total += 1
         self.samples_total += step.samples
         self._estimator.add_step(step)
+        if step.norms is not None:
+            self._noise.add(step.norms)
+            self._exchange_s.add(max(0.0, step.wall_s - step.compute_s))
         own_s = step.compute_s
         if step.waited_s is not None:
             own_s = min(step.wall_s - step.waited_s, MOST_OWN_FACTOR * step.compute_s)
@@ -181,6 +195,8 @@ class Director:
             regular=regular,
             training_set_samples=self._training_set_samples,
             own_samples=self._own_samples,
+            noise=self._noise.estimate(),
+            exchange_s=self._exchange_s.value,
         ):
             self._published_s = now_s
 
@@ -190,6 +206,8 @@ class Director:
             return
         self._version = directive.version
         self.directive = directive
+        if self._goodput is not None:
+            self._goodput.resume(directive.global_batch_size)
         self.capacities.resume(dict(directive.capacities))
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
@@ -205,14 +223,24 @@ class Director:
         ranks = {worker.rank for worker in self._job.workers()}
         return sorted(ranks - gone | {self._rank})
 
+    def _global_size(self, active: list[Rank]) -> int:
+        """By what all have published, so that sidecars agree."""
+        if self._goodput is not None:
+            return self._goodput.at(
+                self._iteration + 1,
+                scale=noise_scale(self.capacities.noises(active)),
+                samples_per_s=math.fsum(self.capacities.among(active).values()),
+                fixed_s=self.capacities.exchange_s(active),
+            )
+        samples = self.capacities.training_set_samples(active) or self._training_set_samples
+        return self._global_batch.at(self._iteration + 1, samples)
+
     def _direct(self) -> Directive | None:
         """A new directive if it would differ from the last one by more than noise."""
         active = self._active()
         if not active:
             return None
-        # What all have published, so that sidecars agree on the batch where data come to one.
-        samples = self.capacities.training_set_samples(active) or self._training_set_samples
-        global_size = self._global_batch.at(self._iteration + 1, samples)
+        global_size = self._global_size(active)
         shares = self._batches = self._shares.update(
             global_size, self.capacities.among(active), self.capacities.own_samples(active)
         )

@@ -9,12 +9,13 @@ import math
 from typing import Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.measurements import Capacity, CapacitySource, GradientNoise
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 
 MOST_SAMPLES_PER_S = 1e9
 MOST_TRAINING_SET_SAMPLES = 1e15
+MOST_NOISE = 1e30
 PROBE_CHUNK_BYTES = 8192
 PROBE_CHUNK_COUNT = 16
 """128 KiB in all: a tenth of a second at 10 Mbit/s."""
@@ -44,6 +45,7 @@ class OwnWorker(Protocol):
 
 def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.CapacityShare:
     """What this sidecar says of its worker."""
+    noise = capacity.noise
     return measuring_pb2.CapacityShare(
         run=str(job),
         rank=capacity.rank,
@@ -54,6 +56,10 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         iteration=capacity.iteration,
         training_set_samples=capacity.training_set_samples,
         own_samples=capacity.own_samples,
+        noise_square=0.0 if noise is None else noise.square,
+        noise_variance=0.0 if noise is None else noise.variance,
+        noise_weight=0.0 if noise is None else noise.weight,
+        exchange_s=capacity.exchange_s,
     )
 
 
@@ -66,20 +72,27 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
     if share.run != str(job) or share.rank != expected:
         given = f"{share.run[:80]!r} worker {share.rank}"
         raise ContractError(f"{who}: speaks for {given}; expected {str(job)!r} worker {expected}")
-    for name, value, most in (
-        ("samples_per_s", share.samples_per_s, MOST_SAMPLES_PER_S),
-        ("window_s", share.window_s, MOST_SAMPLES_PER_S),
-        ("training_set_samples", share.training_set_samples, MOST_TRAINING_SET_SAMPLES),
-        ("own_samples", share.own_samples, MOST_TRAINING_SET_SAMPLES),
+    for name, value, least, most in (
+        ("samples_per_s", share.samples_per_s, 0.0, MOST_SAMPLES_PER_S),
+        ("window_s", share.window_s, 0.0, MOST_SAMPLES_PER_S),
+        ("training_set_samples", share.training_set_samples, 0.0, MOST_TRAINING_SET_SAMPLES),
+        ("own_samples", share.own_samples, 0.0, MOST_TRAINING_SET_SAMPLES),
+        ("noise_square", share.noise_square, -MOST_NOISE, MOST_NOISE),
+        ("noise_variance", share.noise_variance, -MOST_NOISE, MOST_NOISE),
+        ("noise_weight", share.noise_weight, 0.0, 1.0),
+        ("exchange_s", share.exchange_s, 0.0, MOST_SAMPLES_PER_S),
     ):
-        if not (math.isfinite(value) and 0.0 <= value <= most):
-            raise ContractError(f"{who}: {name} {value}; allowed: 0 to {most:g}")
+        if not (math.isfinite(value) and least <= value <= most):
+            raise ContractError(f"{who}: {name} {value}; allowed: {least:g} to {most:g}")
     try:
         source = CapacitySource(share.source)
     except ValueError:
         allowed = ", ".join(CapacitySource)
         text = f"{who}: source {share.source[:40]!r}; allowed: {allowed}"
         raise ContractError(text) from None
+    noise = None
+    if share.noise_weight:
+        noise = GradientNoise(share.noise_square, share.noise_variance, share.noise_weight)
     return Capacity(
         expected,
         share.samples_per_s,
@@ -88,4 +101,6 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         share.iteration,
         share.training_set_samples,
         share.own_samples,
+        noise,
+        share.exchange_s,
     )

@@ -24,6 +24,7 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
 )
+from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.loop import DivergedError
 from dlion_worker.trainer.reporting import worth_telling
@@ -103,6 +104,7 @@ class VirtualWorker:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
+        self._norms = NormMeter(parts.job)
         self._instructions = Instructions(
             parts.machine,
             parts.replica,
@@ -110,6 +112,7 @@ class VirtualWorker:
             self.progress,
             send=lambda peer, message: parts.links[peer].push(message),
             refuse=self._refuse,
+            norms=self._norms,
         )
         self.phase = Phase.HELD
         self.stopping: str | None = None
@@ -226,6 +229,7 @@ class VirtualWorker:
             )
         now_s = self._around.clock.now_s
         self._result, self._computed_s = result, now_s - self._began_s
+        self._norms.own(result.gradient_D, self._batch_size)
         self.progress.advance(
             self._iteration,
             local_batch_size=self._batch_size,
@@ -331,6 +335,7 @@ class VirtualWorker:
                 cpu_s=cpu_s,
                 compute_cpu_s=cpu_s,
                 waited_s=waited_s,
+                norms=self._norms.take(),
             ),
             now_s,
         )

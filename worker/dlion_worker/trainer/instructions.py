@@ -25,6 +25,7 @@ from dlion_worker.policies.interface import (
     Send,
     SendWeights,
 )
+from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.stopping import JobProgress
@@ -42,11 +43,12 @@ class Instructions:
         *,
         send: Callable[[Rank, Message], None],
         refuse: Callable[[Rank, str, int], None],
+        norms: NormMeter,
     ) -> None:
         """`refuse(peer, reason, iteration)`: a peer's message made no sense."""
         self._machine, self._replica = machine, replica
         self._reporter, self._progress = reporter, progress
-        self._send, self._refuse = send, refuse
+        self._send, self._refuse, self._norms = send, refuse, norms
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
@@ -71,6 +73,7 @@ class Instructions:
 
     def _descend(self, descend: Descend) -> None:
         began_cpu_s = time.thread_time()
+        self._norms.mean(descend.gradient_D, descend.samples)
         self._replica.descend(
             descend.gradient_D,
             batch_samples=descend.samples,

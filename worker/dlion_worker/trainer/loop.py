@@ -28,6 +28,7 @@ from dlion_worker.policies.interface import (
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.inbox import Inbox, farewell
 from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.quota_watch import QuotaWatch
@@ -103,6 +104,7 @@ class TrainingLoop:
         self._after_step = after_step
         self._directive: Directive | None = None
         self._refusals = Refusals(parts.reporter, parts.exchange)
+        self._norms = NormMeter(parts.job)
         self._instructions = Instructions(
             parts.machine,
             parts.replica,
@@ -110,6 +112,7 @@ class TrainingLoop:
             progress,
             send=parts.exchange.send,
             refuse=self._refusals.refuse,
+            norms=self._norms,
         )
         self._quota = QuotaWatch()
         self._loss = 0.0
@@ -161,6 +164,7 @@ class TrainingLoop:
             )
             raise DivergedError(msg)
         self._loss, self._local_batch_size = result.loss, len(y_B)
+        self._norms.own(result.gradient_D, len(y_B))
         self.progress.advance(
             iteration,
             local_batch_size=self._local_batch_size,
@@ -323,6 +327,7 @@ class TrainingLoop:
                 compute_cpu_s=self._own_cpu_s(),
                 waited_s=self._clock.waited_s,
                 quota_changed=quota_changed,
+                norms=self._norms.take(),
             )
         )
         if (allowance := self._quota.allowance(now=quota_changed)) is not None:

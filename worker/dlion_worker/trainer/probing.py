@@ -154,7 +154,7 @@ def begin_with_known_speeds(
         directive = sidecar.latest_directive()
         return directive is not None and ranks <= directive.capacities.keys()
 
-    if job.spec.batching.policy != "weighted" or not inbox.linked or known({rank}):
+    if job.spec.batching.policy == "even" or not inbox.linked or known({rank}):
         return
 
     twin = model.sibling(seed=job.spec.trainer.seed, rank=rank)  # peers may ask for our state

@@ -1,0 +1,277 @@
+"""Batching policy `goodput`: its estimator, its choice, and directors that agree on it.
+
+Proved: gradient and noise planted in Gaussian gradients are found again without bias, with unequal
+batches, from each worker and from all; together it is the analysis of variance's estimator; the
+choice is brute force's; no noise keeps the initial batch, where iterations are quickest, and very
+much grows it to the maximum; it moves only when due; all directors choose the same and shares sum
+to it; who does not send whole gradients is refused. Left out: learning (docs/exchange.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlion_api.errors import SpecError
+from dlion_api.local_messages import decode, encode
+from dlion_api.measurements import GradientNoise, GradientNorms, Peers, StepTiming
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.spec import GlobalBatchSize, Job, load_job
+from dlion_worker.policies.goodput import (
+    GoodputController,
+    NoiseEstimator,
+    best_batch,
+    candidates,
+    noise_scale,
+)
+from dlion_worker.sidecar.director import Director
+from dlion_worker.trainer.gradient_norms import NormMeter, squared_norm
+
+DIMENSIONS = 40
+BATCHES = [2, 6, 32]
+GRADIENT_SQUARE, VARIANCE = 2.0, 120.0
+
+
+def planted(rng: np.random.Generator, gradient_D: NDArray[np.float64]) -> list[GradientNorms]:
+    """One iteration's norms: gradients of workers with unequal batches, and their mean."""
+    noise = math.sqrt(VARIANCE / DIMENSIONS)
+    own = [gradient_D + rng.normal(0, noise / math.sqrt(b), DIMENSIONS) for b in BATCHES]
+    mean_D = np.average(own, axis=0, weights=BATCHES)
+    mean_square = float(mean_D @ mean_D)
+    return [
+        GradientNorms(float(own_D @ own_D), b, mean_square, sum(BATCHES))
+        for own_D, b in zip(own, BATCHES, strict=True)
+    ]
+
+
+def estimates(runs: int, steps: int, seed: int) -> NDArray[np.float64]:
+    """Square, variance and weight by run and worker."""
+    rng = np.random.default_rng(seed)
+    gradient_D = np.full(DIMENSIONS, math.sqrt(GRADIENT_SQUARE / DIMENSIONS))
+    found = np.empty((runs, len(BATCHES), 3))
+    for run in range(runs):
+        estimators = [NoiseEstimator() for _ in BATCHES]
+        for _ in range(steps):
+            for estimator, norms in zip(estimators, planted(rng, gradient_D), strict=True):
+                estimator.add(norms)
+        for worker, estimator in enumerate(estimators):
+            one = estimator.estimate()
+            assert one is not None
+            found[run, worker] = one.square, one.variance, one.weight
+    return found
+
+
+def test_each_worker_finds_the_planted_gradient_and_noise_without_bias() -> None:
+    found = estimates(runs=400, steps=12, seed=7)
+    for worker in range(len(BATCHES)):
+        for column, truth in ((0, GRADIENT_SQUARE), (1, VARIANCE)):
+            values = found[:, worker, column]
+            error = values.std() / math.sqrt(len(values))
+            assert error < 0.06 * truth, "too few draws to say"
+            assert abs(values.mean() - truth) < 4 * error, (worker, column)
+
+
+def test_together_they_find_the_planted_noise_scale() -> None:
+    found = estimates(runs=40, steps=200, seed=11)
+    scales = [noise_scale(GradientNoise(*values) for values in run) for run in found]
+    middle = float(np.median([scale for scale in scales if scale is not None]))
+    assert middle == pytest.approx(VARIANCE / GRADIENT_SQUARE, rel=0.1)
+
+
+@given(seed=st.integers(0, 2**32), batches=st.lists(st.integers(1, 50), min_size=2, max_size=5))
+@settings(deadline=None, max_examples=50)
+def test_together_they_are_the_analysis_of_variance(seed: int, batches: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    own = rng.standard_normal((len(batches), 6))
+    total = sum(batches)
+    mean_D = np.average(own, axis=0, weights=batches)
+    between = sum(b * float((g - mean_D) @ (g - mean_D)) for b, g in zip(batches, own, strict=True))
+    variance = between / (len(batches) - 1)
+    square = float(mean_D @ mean_D) - variance / total
+    parts = []
+    for b, own_D in zip(batches, own, strict=True):
+        estimator = NoiseEstimator()
+        for _ in range(12):
+            norms = GradientNorms(float(own_D @ own_D), b, float(mean_D @ mean_D), total)
+            estimator.add(norms)
+        part = estimator.estimate()
+        assert part is not None
+        parts.append(part)
+    weight = sum(part.weight for part in parts)
+    assert weight == pytest.approx(len(batches) - 1)
+    assert sum(p.weight * p.variance for p in parts) / weight == pytest.approx(variance)
+    assert sum(p.weight * p.square for p in parts) / weight == pytest.approx(square, abs=1e-9)
+
+
+def test_a_worker_alone_knows_nothing() -> None:
+    estimator = NoiseEstimator()
+    for _ in range(50):
+        estimator.add(GradientNorms(1.0, 8, 1.0, 8))
+    assert estimator.estimate() is None
+    assert noise_scale([]) is None
+
+
+@given(
+    initial=st.integers(1, 300),
+    factor=st.integers(1, 40),
+    scale=st.floats(0, 1e5),
+    samples_per_s=st.floats(1, 1e5),
+    fixed_s=st.floats(0, 10),
+)
+@settings(deadline=None, max_examples=100)
+def test_the_choice_is_brute_force_s(
+    initial: int, factor: int, scale: float, samples_per_s: float, fixed_s: float
+) -> None:
+    growth = GlobalBatchSize(initial=initial, max=initial * factor)
+    sizes = np.arange(initial, initial * factor + 1)
+    worth = sizes / (fixed_s + sizes / samples_per_s) * (scale + initial) / (scale + sizes)
+    chosen = best_batch(growth, scale=scale, samples_per_s=samples_per_s, fixed_s=fixed_s)
+    on_grid = {size: worth[size - initial] for size in candidates(initial, initial * factor)}
+    assert on_grid[chosen] == pytest.approx(max(on_grid.values()), rel=1e-12)
+    if initial >= 8:  # below, whole numbers are farther apart than the grid
+        assert on_grid[chosen] >= 0.99 * worth.max()
+
+
+@pytest.mark.parametrize(
+    ("scale", "fixed_s", "chosen"),
+    [
+        (0.0, 0.5, 100),  # a larger batch brings nothing: iterations as quick as they come
+        (1e9, 0.5, 3000),
+        (math.inf, 0.5, 3000),
+        (500.0, 0.0, 100),  # throughput is the same for every batch
+        (2000.0, 0.5, 1000),  # sqrt(0.5 * 1000 * 2000)
+    ],
+)
+def test_no_noise_keeps_the_batch_and_much_grows_it(
+    scale: float, fixed_s: float, chosen: int
+) -> None:
+    growth = GlobalBatchSize(initial=100, max=3000)
+    found = best_batch(growth, scale=scale, samples_per_s=1000.0, fixed_s=fixed_s)
+    assert found == pytest.approx(chosen, rel=0.1)
+
+
+def test_it_moves_only_when_due_and_known_and_back_again() -> None:
+    growth = GlobalBatchSize(initial=100, max=3000, every_steps=10)
+    controller = GoodputController(growth)
+
+    def at(iteration: int, scale: float | None) -> int:
+        return controller.at(iteration, scale=scale, samples_per_s=1000.0, fixed_s=0.5)
+
+    assert [at(9, 1e9), at(10, None), at(12, 1e9), at(19, 0.0), at(20, 0.0)] == [
+        100, 100, 3000, 3000, 100,
+    ]  # fmt: skip
+    fixed = GoodputController(GlobalBatchSize(initial=100, max=3000, growth=False))
+    assert fixed.at(500, scale=1e9, samples_per_s=1000.0, fixed_s=0.5) == 100
+    controller.resume(10**6)
+    assert at(21, 0.0) == 3000
+
+
+def job_of(**policies: object) -> Job:
+    spec: dict[str, object] = {
+        "sites": [{"name": "plant", "groups": [{"name": "any", "workers": len(BATCHES)}]}],
+        "trainer": {
+            "program": {"builtin": "cipher"},
+            "dataset": {"name": "digits"},
+            "stop": {"maxSteps": 10},
+        },
+        "batching": {
+            "policy": "goodput",
+            "globalBatchSize": {"initial": 40, "max": 640, "everySteps": 5},
+        },
+        "exchange": {"policy": "full"},
+        "synchronization": {"mode": "synchronous"},
+    }
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "digits"},
+            "spec": spec | policies,
+        }
+    )
+
+
+def step_of(rank: int, iteration: int, director: Director, norms: GradientNorms) -> StepTiming:
+    """As the trainer tells it: the faster the higher the rank, and half a second of exchange."""
+    assert director.directive is not None
+    samples = director.directive.local_batch_size
+    compute_s = samples / (50.0 * (1 + rank))
+    timing = StepTiming(
+        iteration, samples, compute_s, compute_s + 0.5, compute_s, compute_s, 0.0, norms=norms
+    )
+    found = decode(encode(timing))
+    assert found == timing
+    return timing
+
+
+@pytest.mark.parametrize("scale_factor", [0.0, 1e6])
+def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) -> None:
+    job = job_of()
+    directors = [Director(job, worker.rank) for worker in job.workers()]
+    members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
+    for director in directors:
+        director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
+    now_s = 0.0
+    for iteration in range(1, 41):
+        now_s += 1.0
+        sizes = [d.directive.local_batch_size for d in directors if d.directive is not None]
+        total = sum(sizes)
+        for rank, director in enumerate(directors):
+            noise = scale_factor
+            norms = GradientNorms(
+                1.0 + noise / sizes[rank], sizes[rank], 1.0 + noise / total, total
+            )
+            director.handle(step_of(rank, iteration, director, norms), now_s)
+        for director in directors:
+            for peer in directors:
+                if peer is not director:
+                    director.heard(peer.capacities.own(), 1)
+    told = [director.directive for director in directors]
+    assert {one.global_batch_size for one in told if one is not None} == {
+        640 if scale_factor else 40
+    }
+    assert sum(one.local_batch_size for one in told if one is not None) == (
+        640 if scale_factor else 40
+    )
+    shares = [one.local_batch_size for one in told if one is not None]
+    assert shares == sorted(shares)
+    assert shares[0] < shares[2]
+
+
+def test_norms_are_told_only_where_they_are_wanted_and_whole() -> None:
+    gradient_D = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
+    exact = math.fsum(float(value) ** 2 for value in gradient_D)
+    assert squared_norm(gradient_D) == pytest.approx(exact, rel=1e-12)
+    meter = NormMeter(job_of())
+    meter.own(gradient_D, 4)
+    assert meter.take() is None  # no update was made
+    meter.own(gradient_D, 4)
+    meter.mean(2 * gradient_D, 12)
+    norms = meter.take()
+    assert norms is not None
+    assert (norms.own_samples, norms.mean_samples) == (4, 12)
+    assert norms.mean_square == pytest.approx(4 * norms.own_square)
+    other = NormMeter(job_of(batching={"policy": "weighted"}))
+    other.own(gradient_D, 4)
+    other.mean(gradient_D, 12)
+    assert other.take() is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exchange": {"policy": "dlion"}},
+        {"exchange": {"policy": "topk"}},
+        {"exchange": {"policy": "full", "weighting": "dlion_ratio"}},
+        {"synchronization": {"mode": "bounded"}},
+    ],
+)
+def test_a_job_without_the_mean_of_whole_gradients_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match="mean of whole gradients"):
+        job_of(**wrong)
+    job_of(exchange={"policy": "dlion", "prioritization": False})

@@ -1,0 +1,174 @@
+"""Batching policy `goodput`: the global batch that brings the most progress per second.
+
+Progress per second is throughput times statistical efficiency. With the fixed time F that an
+iteration takes beside its samples (the exchange), the workers' capacities' sum R, and the gradient
+noise scale phi, all measured, for a batch of B samples and an initial one of B_0:
+
+    goodput(B) = B / (F + B / R) * (phi + B_0) / (phi + B)
+
+phi = tr(Sigma) / |G|^2: the batch at which a gradient's noise is as large as the gradient itself.
+It comes of the squared norms of each worker's own gradient g_k, over b_k samples, and of their mean
+g weighted by samples, over B: with a single sample's covariance Sigma and the true gradient G,
+
+    E |g_k|^2 = |G|^2 + tr(Sigma) / b_k      E |g|^2 = |G|^2 + tr(Sigma) / B
+
+so b_k (|g_k|^2 - |g|^2) / (1 - b_k / B) estimates tr(Sigma) without bias, whatever b_k < B. Over
+workers these are averaged with weights 1 - b_k / B, which gives the analysis of variance's
+(sum b_k |g_k|^2 - B |g|^2) / (n - 1); over iterations numerators and weights decay alike. Workers
+whose data differ count as noisy: their gradients do differ.
+
+Called by the director. Pure. Every sidecar works with what all have published, and candidates are
+few (a geometric grid), so that all choose the same.
+
+Source: goodput, efficiency: Qiao et al., Pollux, OSDI 2021; noise scale: McCandlish et al., "An
+empirical model of large-batch training", 2018; unequal batches: Nie et al., Cannikin, 2024 (as
+recalled: there the weights minimise the variance node by node). Ours: the grid, the averages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dlion_api.measurements import GradientNoise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlion_api.measurements import GradientNorms
+    from dlion_api.spec import GlobalBatchSize
+
+DECAY = 0.98
+"""Weight of what is known when an iteration is added: some fifty count."""
+
+LEAST_STEPS = 10
+"""Iterations before which nothing is said."""
+
+STEPS_PER_DOUBLING = 4
+"""Candidates between a batch size and twice that."""
+
+
+class DecayingMean:
+    """A mean in which older values count less; unbiased from the first on."""
+
+    def __init__(self, decay: float = DECAY) -> None:
+        self._decay = decay
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        """Takes one value."""
+        self._sum = self._decay * self._sum + (1 - self._decay) * value
+        self._weight = self._decay * self._weight + (1 - self._decay)
+
+    @property
+    def value(self) -> float:
+        """The mean; 0 before any value."""
+        return self._sum / self._weight if self._weight else 0.0
+
+
+class NoiseEstimator:
+    """What one worker's norms say of gradient and noise."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._excess, self._weight = DecayingMean(), DecayingMean()
+        self._mean_square, self._inverse = DecayingMean(), DecayingMean()
+
+    def add(self, norms: GradientNorms) -> None:
+        """Takes one iteration; one without other workers' gradients says nothing."""
+        share = norms.own_samples / norms.mean_samples if norms.mean_samples else 1.0
+        if not 0 < share < 1:
+            return
+        self._steps += 1
+        self._excess.add(norms.own_samples * (norms.own_square - norms.mean_square))
+        self._weight.add(1 - share)
+        self._mean_square.add(norms.mean_square)
+        self._inverse.add(1 / norms.mean_samples)
+
+    def estimate(self) -> GradientNoise | None:
+        """As of now; None: too little is known."""
+        if self._steps < LEAST_STEPS:
+            return None
+        variance = self._excess.value / self._weight.value
+        square = self._mean_square.value - variance * self._inverse.value
+        return GradientNoise(square, variance, self._weight.value)
+
+
+def noise_scale(parts: Iterable[GradientNoise]) -> float | None:
+    """phi in samples, of all workers' estimates; infinite where noise hides the gradient wholly.
+
+    >>> noise_scale([GradientNoise(2.0, 100.0, 0.5), GradientNoise(2.0, 300.0, 0.5)])
+    100.0
+    """
+    known = list(parts)
+    weight = math.fsum(part.weight for part in known)
+    if not weight > 0:
+        return None
+    square = math.fsum(part.weight * part.square for part in known) / weight
+    variance = math.fsum(part.weight * part.variance for part in known) / weight
+    if variance <= 0:
+        return 0.0
+    return variance / square if square > 0 else math.inf
+
+
+def goodput(
+    batch: int, *, scale: float, initial: int, samples_per_s: float, fixed_s: float
+) -> float:
+    """Samples per second, counted by what they are worth beside those of the initial batch."""
+    efficiency = 1.0 if math.isinf(scale) else (scale + initial) / (scale + batch)
+    return batch / (fixed_s + batch / samples_per_s) * efficiency
+
+
+def candidates(initial: int, most: int) -> list[int]:
+    """Batch sizes to choose from, rising by a 4th root of 2.
+
+    >>> candidates(100, 250)
+    [100, 119, 141, 168, 200, 238, 250]
+    """
+    count = math.floor(STEPS_PER_DOUBLING * math.log2(most / initial)) + 1
+    sizes = {round(initial * 2 ** (step / STEPS_PER_DOUBLING)) for step in range(count)}
+    return sorted({min(size, most) for size in sizes} | {most})
+
+
+def best_batch(
+    growth: GlobalBatchSize, *, scale: float, samples_per_s: float, fixed_s: float
+) -> int:
+    """The candidate of the largest goodput; of equal ones the smallest."""
+    return max(
+        candidates(growth.initial, growth.max),
+        key=lambda batch: (
+            goodput(
+                batch,
+                scale=scale,
+                initial=growth.initial,
+                samples_per_s=samples_per_s,
+                fixed_s=fixed_s,
+            ),
+            -batch,
+        ),
+    )
+
+
+class GoodputController:
+    """The global batch size as iterations go by: chosen anew every so many, up or down."""
+
+    def __init__(self, growth: GlobalBatchSize) -> None:
+        self._growth = growth
+        self._adjusted = 0
+        self._size = growth.initial
+
+    def resume(self, size: int) -> None:
+        """Goes on from what an earlier sidecar had chosen."""
+        self._size = max(self._growth.initial, min(size, self._growth.max))
+
+    def at(
+        self, iteration: int, *, scale: float | None, samples_per_s: float, fixed_s: float
+    ) -> int:
+        """Samples of that iteration over all workers. As long as `scale` is not known it stays."""
+        due = iteration // self._growth.every_steps if self._growth.growth else 0
+        if due > self._adjusted and scale is not None:
+            self._adjusted = due
+            self._size = best_batch(
+                self._growth, scale=scale, samples_per_s=samples_per_s, fixed_s=fixed_s
+            )
+        return self._size
