@@ -20,6 +20,7 @@ from dlion_worker.policies.parameters import (
     AsyncParameters,
     D2Parameters,
     DgcParameters,
+    EventgradParameters,
     GaiaParameters,
     HopParameters,
     LocalsgdParameters,
@@ -94,6 +95,11 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AdpsgdParameters,
     ),
     "d2": Policy("Gossip of weights, corrected for skewed data.", f"{_HERE}.d2:d2", D2Parameters),
+    "eventgrad": Policy(
+        "Variables of the weights once their norms have changed enough.",
+        f"{_HERE}.eventgrad:eventgrad",
+        EventgradParameters,
+    ),
     "gaia": Policy("Updates once they are significant.", f"{_HERE}.gaia:gaia", GaiaParameters),
     "hop": Policy("Averages of weights within a bounded gap.", f"{_HERE}.hop:hop", HopParameters),
     "localsgd": Policy(

@@ -124,6 +124,43 @@ class D2Parameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventgradParameters:
+    """Of `eventgrad`."""
+
+    graph: Literal["complete", "ring"] = setting(
+        "a worker's neighbours are all members, or those beside it by rank.", default="ring"
+    )
+    horizon: float = setting(
+        "a variable's threshold is its norm's recent change per iteration, times this for each"
+        " iteration that it is not sent; 0: it is sent always.",
+        default=1.0,
+        minimum=0,
+        maximum=1000,
+    )
+    threshold: float | None = setting(
+        "of every variable, in place of the adaptive one.", default=None, minimum=0, maximum=10**9
+    )
+    warmup_steps: int = setting(
+        "steps before which everything is sent.",
+        default=30,
+        minimum=0,
+        maximum=10**6,
+    )
+    most_silent_steps: int = setting(
+        "a variable is sent after so many steps at the latest; 0: no bound (ours).",
+        default=50,
+        minimum=0,
+        maximum=10**6,
+    )
+    bound: int = setting(
+        "iterations that a worker may be ahead of the slowest; 0: lock step (default ours).",
+        default=5,
+        minimum=0,
+        maximum=10**6,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GaiaParameters:
     """Of `gaia`."""
 
