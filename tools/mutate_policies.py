@@ -118,6 +118,24 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "self._velocity_D[~is_sent_D] = 0",
         "tests/property/test_dgc.py",
     ),
+    "eventgrad": Mutation(
+        "policies/eventgrad.py",
+        "fired_L: Chosen = change_L >= self.threshold_L",
+        "fired_L: Chosen = change_L < self.threshold_L",
+        "tests/property/test_eventgrad.py",
+    ),
+    "goodput": Mutation(
+        "policies/goodput.py",
+        "(scale + initial) / (scale + batch)",
+        "(scale + batch) / (scale + initial)",
+        "tests/property/test_goodput.py",
+    ),
+    "twostep": Mutation(
+        "policies/twostep.py",
+        "self.threshold[peer] = max(lowest, self._parameters.threshold)",
+        "self.threshold[peer] = min(lowest, self._parameters.threshold)",
+        "tests/property/test_twostep.py",
+    ),
     "localsgd": Mutation(
         "policies/localsgd.py",
         "delta_D = anchor_D - mean_D",

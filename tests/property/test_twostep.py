@@ -79,7 +79,7 @@ def whole_numbers(rng: np.random.Generator, size: int) -> Flat:
     return (rng.integers(-5, 6, size) * (rng.random(size) < 0.5)).astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", list(ValueCodec))
+@pytest.mark.parametrize("codec", [ValueCodec.FLOAT32, ValueCodec.FLOAT16])  # exact here
 @given(
     seed=seeds,
     rate=st.dictionaries(st.sampled_from([ONE, TWO]), rates),

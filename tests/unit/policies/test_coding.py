@@ -22,7 +22,12 @@ LAYOUT = Layout(("a", "b"), (300, 500))
 NUMBER = {codec: number for number, codec in enumerate(ValueCodec, start=1)}
 OWN_FORM = {"fedat"}  # codes its weights by a parameter of its own
 UPDATES = {"gaia"}  # its weights' messages are differences, and what is rounded off stays
-PARAMETERS = {"dgc": {"momentum": 0}, "localsgd": {"localSteps": 1}, "topk": {"share": 0.1}}
+PARAMETERS = {
+    "dgc": {"momentum": 0},
+    "localsgd": {"localSteps": 1},
+    "topk": {"share": 0.1},
+    "twostep": {"momentum": 0},
+}
 POLICIES = sorted(set(BUILT_IN) - {"none"} - OWN_FORM)
 
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_weights, encode_whole
+from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
 from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import (
     Descend,
@@ -153,13 +153,13 @@ class Trigger:
 class Variables:
     """Some variables' values as a payload, and back."""
 
-    def __init__(self, layout: Layout, codec: ValueCodec) -> None:
+    def __init__(self, layout: Layout, codec: AnyCoding) -> None:
         self._sizes_L = np.array(layout.sizes, np.int64)
         self._codec = codec
 
     def encoded(self, value_D: Flat, chosen_L: Chosen) -> Payload:
         """Raises: ValueError where one of them is not finite."""
-        values = encode_whole(value_D[self.entries(chosen_L)], self._codec)
+        values = encode_weights(value_D[self.entries(chosen_L)], self._codec)
         return bytes(values) + np.packbits(chosen_L).tobytes()
 
     def decoded(self, payload: Payload) -> tuple[Chosen, Flat]:
@@ -190,7 +190,7 @@ class EventGrad(PeerMachine):
     def __init__(self, context: Context, parameters: EventgradParameters) -> None:
         super().__init__(context, Rule(slack=parameters.bound, spare=0, barrier=False))
         self._parameters = parameters
-        self._variables = Variables(context.layout, ValueCodec(context.spec.exchange.codec))
+        self._variables = Variables(context.layout, context.coding)
         self._trigger = Trigger(context.layout, parameters)
         self._gradient_D: Flat | None = None
         """Of the step done, until the average before it is made."""

@@ -38,8 +38,8 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
+    AnyCoding,
     GradientPart,
-    ValueCodec,
     decode_weights,
     kept_that_fit,
     require_finite,
@@ -101,7 +101,7 @@ class Releases:
 
     own_as_peers = False
 
-    def __init__(self, size: int, codec: ValueCodec, parameters: TwostepParameters) -> None:
+    def __init__(self, size: int, codec: AnyCoding, parameters: TwostepParameters) -> None:
         self._size, self._codec, self._parameters = size, codec, parameters
         self._velocity_D = np.zeros(size, np.float32)
         self._gathered: dict[Rank, Residual] = {}
@@ -186,8 +186,7 @@ class TwoStep(DelayedMachine):
     """Asynchronous updates of what links release, and models of sites combined."""
 
     def __init__(self, context: Context, parameters: TwostepParameters) -> None:
-        codec = ValueCodec(context.spec.exchange.codec)
-        self.releases = Releases(context.layout.size, codec, parameters)
+        self.releases = Releases(context.layout.size, context.coding, parameters)
         super().__init__(context, self.releases, bound=parameters.bound, server=None, share=True)
         self._sites = context.sites
         self._every = parameters.combine_every_steps
