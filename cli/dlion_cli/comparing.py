@@ -39,6 +39,9 @@ _ONE_WORKER = (
     "exchange.policy=none",
     "exchange.parameters={}",
     "exchange.residual=none",
+    "exchange.topology=allToAll",
+    "exchange.degree=null",
+    "exchange.propagation=all",
     "trainer.dataset.partition=iid",
     "trainer.dataset.siteClasses=[]",
 )

@@ -27,16 +27,10 @@ from dlion_api.spec.bounds import (
 )
 from dlion_api.spec.policies import Batching, Exchange, KnowledgeTransfer, Synchronization
 from dlion_api.spec.running import Checkpoint, Network, Tls
-from dlion_api.spec.sites import Site
+from dlion_api.spec.sites import WORKERS_CEL, Site, workers_of
+from dlion_api.spec.topologies import TOPOLOGY_RULES
 from dlion_api.spec.trainer import Trainer
 from dlion_api.spec.transitions import JOB_TRANSITIONS, SPEC_TRANSITIONS
-
-WORKERS_CEL = "self.sites.map(s, s.groups.map(g, g.workers).sum()).sum()"
-
-
-def workers_of(sites: tuple[Site, ...]) -> int:
-    """Number of workers over all sites and groups."""
-    return sum(group.workers for site in sites for group in site.groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +201,7 @@ class Spec:
             reads=("trainer.dataset.siteClasses", "sites"),
             advice="Give each of spec.sites its classes, or leave siteClasses out.",
         ),
+        *TOPOLOGY_RULES,
     )
     transitions: ClassVar[tuple[TransitionRule, ...]] = SPEC_TRANSITIONS
 

@@ -129,8 +129,40 @@ class Exchange:
         " the receiver's.",
         default="sample_mean",
     )
-    topology: Literal["allToAll"] = setting("who exchanges with whom.", default="allToAll")
-    propagation: Literal["all"] = setting("to which peers a gradient goes.", default="all")
+    topology: Literal["allToAll", "ring", "randomRegular", "bipartite"] = setting(
+        "who exchanges with whom (docs/topologies.md): all with all; each with the two beside it by"
+        " rank; each with degree others by chance (trainer.seed); those at even ranks with those at"
+        " odd ones.",
+        default="allToAll",
+    )
+    degree: int | None = setting(
+        "with how many others a worker exchanges: for randomRegular, and for bipartite, where"
+        " without it it is with all of the other side.",
+        default=None,
+        minimum=1,
+        maximum=10000,
+        unit="workers",
+    )
+    propagation: Literal["all", "selective"] = setting(
+        "to which of them a gradient goes (selective: for dlion): in each step to all, or to a few;"
+        " what the others have not had yet comes to them later, as one.",
+        default="all",
+    )
+    propagation_peers: int = setting(
+        "with selective, to how many in one step, unless more must be served within"
+        " propagationWithin (default ours).",
+        default=4,
+        minimum=1,
+        maximum=10000,
+        unit="workers",
+    )
+    propagation_within: int = setting(
+        "with selective, every one is served at least once in so many steps (default ours).",
+        default=32,
+        minimum=1,
+        maximum=10000,
+        unit="steps",
+    )
     prioritization: bool = setting(
         "send the largest entries only (Max N); off: whole gradients.", default=True
     )
@@ -161,6 +193,32 @@ class Exchange:
             holds=lambda it: it.policy == "dlion" or it.residual == "none",
             reads=("residual", "policy"),
             advice="Leave it out; policy topk takes parameters.residual.",
+        ),
+        Rule(
+            cel="self.propagation != 'selective' || self.policy == 'dlion'",
+            message="selective propagation is for policy dlion",
+            holds=lambda it: it.propagation != "selective" or it.policy == "dlion",
+            reads=("propagation", "policy"),
+        ),
+        Rule(
+            cel="self.propagation != 'selective' || self.residual != 'shared'",
+            message="selective propagation takes residual none or perLink",
+            holds=lambda it: it.propagation != "selective" or it.residual != "shared",
+            reads=("residual", "propagation"),
+            advice="Peers are served at different times: there is no rest that all have in common.",
+        ),
+        Rule(
+            cel="self.topology != 'randomRegular' || has(self.degree)",
+            message="topology randomRegular needs a degree",
+            holds=lambda it: it.topology != "randomRegular" or it.degree is not None,
+            reads=("topology", "degree"),
+            advice="Say with how many others each worker exchanges, for instance degree: 4.",
+        ),
+        Rule(
+            cel="!has(self.degree) || self.topology in ['randomRegular', 'bipartite']",
+            message="degree is for topologies randomRegular and bipartite",
+            holds=lambda it: it.degree is None or it.topology in ("randomRegular", "bipartite"),
+            reads=("degree", "topology"),
         ),
     )
 

@@ -74,3 +74,12 @@ class Site:
         min_items=1,
         max_items=MOST_GROUPS,
     )
+
+
+WORKERS_CEL = "self.sites.map(s, s.groups.map(g, g.workers).sum()).sum()"
+"""Of a spec, in CEL: what `workers_of` yields."""
+
+
+def workers_of(sites: tuple[Site, ...]) -> int:
+    """Number of workers over all sites and groups."""
+    return sum(group.workers for site in sites for group in site.groups)

@@ -86,3 +86,21 @@ def test_what_keeps_account_of_what_it_sent_may_not_give_way(
 ) -> None:
     job = load_job(job_document(2, exchange=exchange, synchronization={"mode": mode}))
     assert catalogue.messages_must_arrive(job.spec) is expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "exchange", "allowed"),
+    [
+        ("adpsgd", {"topology": "randomRegular", "degree": 2}, "allToAll, bipartite, ring"),
+        ("async", {"topology": "ring", "parameters": {"server": 0}}, "allToAll"),
+    ],
+)
+def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
+    policy: str, exchange: dict[str, Any], allowed: str
+) -> None:
+    job = load_job(job_document(4, exchange={"policy": policy, **exchange}))
+    with pytest.raises(SpecError) as caught:
+        catalogue.parameters_of(job.spec, lines={"spec.exchange.topology": 17})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == ("spec.exchange.topology", 17)
+    assert (problem.value, problem.allowed) == (exchange["topology"], allowed)

@@ -1,6 +1,7 @@
 """Policy `adpsgd`: pairs of workers take the mean of their weights, without any barrier.
 
-The graph is bipartite: workers at even places (by rank) are active, the others passive. When its
+The graph is bipartite: workers at even places (by rank) are active, the others passive; of a ring
+of an odd number the link between two active ones is not used. When its
 local step is done, an active worker sends its weights to a passive neighbour chosen by chance. The
 passive one, as soon as it handles the message, answers with its own weights and takes the mean; so
 does the active one with the answer, and only then applies its own gradient, computed before.
@@ -76,7 +77,8 @@ class AdPsgd(PeerMachine):
         super().__init__(context, Rule(slack=None, spare=0, barrier=False))
         self._is_active = context.ranks.index(context.rank) % 2 == 0
         self._overlap = parameters.overlap
-        self._neighbours = frozenset(neighbours(context.ranks, context.rank, parameters.graph))
+        other_side = neighbours(context.ranks, context.rank, parameters.graph)
+        self._neighbours = context.neighbours.intersection(other_side)
         self._gradient_D: Flat | None = None
         """Mean of the gradients that are not applied yet, over so many samples."""
         self._samples = 0

@@ -16,6 +16,7 @@ from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
 from dlion_worker.policies.machine import WorkerMachine
 from dlion_worker.policies.synchronization import Synchronizer, rule
+from dlion_worker.policies.topology import graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -45,6 +46,16 @@ class Context:
     """Which site each worker is of."""
     replica: ReplicaView | None = None
     """The weights, for policies that read them."""
+
+    @property
+    def graph(self) -> Mapping[Rank, frozenset[Rank]]:
+        """With whom each worker exchanges; whoever of them is there just now is a member."""
+        return graph_of(self.spec, self.ranks)
+
+    @property
+    def neighbours(self) -> frozenset[Rank]:
+        """With whom this worker exchanges: nobody else ever is a member."""
+        return self.graph[self.rank]
 
     @property
     def most_samples(self) -> int:
@@ -110,7 +121,7 @@ def gradient_machine(context: Context, sending: Sending) -> WorkerMachine:
     alone = not sending.combines
     return WorkerMachine(
         rank=context.rank,
-        ranks=context.ranks,
+        ranks=(context.rank, *context.neighbours),
         size=context.layout.size,
         most_samples=context.most_samples,
         sending=sending,

@@ -44,13 +44,15 @@ class Policy:
     `build` is called with (context, parameters) and yields a `Machine`; or it is named as
     `module:function`, imported when it is needed. `parameters` is a dataclass declared with
     `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
-    that none may give way to a newer one on a slow link.
+    that none may give way to a newer one on a slow link. `topologies`: those that it works on;
+    none named: all.
     """
 
     summary: str
     build: Callable[[Any, Any], Any] | str
     parameters: type[Any] = NoParameters
     must_arrive: bool = False
+    topologies: tuple[str, ...] = ()
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -93,6 +95,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         "Means of pairs of weights, without any barrier.",
         f"{_HERE}.adpsgd:adpsgd",
         AdpsgdParameters,
+        topologies=("allToAll", "bipartite", "ring"),
     ),
     "d2": Policy("Gossip of weights, corrected for skewed data.", f"{_HERE}.d2:d2", D2Parameters),
     "eventgrad": Policy(
@@ -155,24 +158,40 @@ def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
 def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | None = None) -> Any:
     """What the manifest's `exchange.parameters` come to for its policy, with defaults.
 
-    `lines` knows where in `source` each path stands. Raises: SpecError with every problem.
+    `lines` knows where in `source` each path stands. Raises: SpecError with every problem, or where
+    the policy does not work on the manifest's topology.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)
-    return parse(
+    parameters = parse(
         policy.parameters,
         dict(spec.exchange.parameters),
         source=source,
         lines=lines,
         root="spec.exchange.parameters",
     )
+    has_server = getattr(parameters, "server", None) is not None
+    topologies = ("allToAll",) if has_server else policy.topologies
+    if topologies and spec.exchange.topology not in topologies:
+        problem = Problem(
+            path="spec.exchange.topology",
+            message=f"policy {spec.exchange.policy}{' with a server' * has_server} does not work"
+            " on it",
+            value=spec.exchange.topology,
+            allowed=", ".join(topologies),
+            line=(lines or {}).get("spec.exchange.topology"),
+        )
+        raise SpecError([problem], source=source)
+    return parameters
 
 
 def messages_must_arrive(spec: Spec) -> bool:
     """Whether a gradient that is queued may not give way to a newer one: the policy keeps account
     of what it has sent, or the update waits for it."""
-    barrier = spec.synchronization.mode in {"synchronous", "backup"}
-    return barrier or spec.exchange.residual != "none" or find(spec.exchange.policy).must_arrive
+    exchange = spec.exchange
+    if spec.synchronization.mode in {"synchronous", "backup"} or exchange.residual != "none":
+        return True
+    return exchange.propagation == "selective" or find(exchange.policy).must_arrive
 
 
 def _problem(name: str, message: str, source: str, line: int | None) -> SpecError:

@@ -7,7 +7,9 @@ and keeps the correction w+ - z for the next iteration. The first iteration has 
 
 W is over the members just now, symmetric, each row summing to 1: `complete` gives everyone 1/n;
 `ring` the self weight to itself and the rest to the workers beside it, whose smallest eigenvalue
-is at least 2 selfWeight - 1: above -1/3, as D2 needs, for a self weight above 1/3. What a member
+is at least 2 selfWeight - 1: above -1/3, as D2 needs, for a self weight above 1/3. On another
+topology than all-to-all W is over its graph, with the same bound (`topology.lazy_row`); the part of
+a neighbour that is not there is the worker's own. What a member
 has not sent counts for the receiver's own. Whenever the contributors change, the correction is
 void and the next iteration is plain gossip.
 
@@ -38,6 +40,7 @@ from dlion_worker.policies.interface import (
     Value,
 )
 from dlion_worker.policies.synchronization import Rule
+from dlion_worker.policies.topology import lazy_row
 from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
@@ -80,7 +83,9 @@ class D2(QueuedWeightsMachine):
 
     def __init__(self, context: Context, parameters: D2Parameters) -> None:
         # On a ring workers that are far from each other may be apart by their distance.
-        slack = 0 if parameters.mixing == "complete" else len(context.ranks)
+        self._is_complete = context.spec.exchange.topology == "allToAll"
+        is_level = self._is_complete and parameters.mixing == "complete"
+        slack = 0 if is_level else len(context.ranks)
         super().__init__(context, Rule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
         self._parameters = parameters
         self._is_descending = False
@@ -94,6 +99,11 @@ class D2(QueuedWeightsMachine):
     def _row(self) -> dict[Rank, float]:
         members = sorted([*self.synchronizer.active, self.context.rank])
         parameters = self._parameters
+        if not self._is_complete:
+            row = lazy_row(self.context.graph, self.context.rank, parameters.self_weight)
+            away = sum(weight for peer, weight in row.items() if peer not in members)
+            there = {peer: row[peer] for peer in members}
+            return {**there, self.context.rank: row[self.context.rank] + away}
         return mixing_row(members, self.context.rank, parameters.mixing, parameters.self_weight)
 
     # ---- own steps -----------------------------------------------------------------------------

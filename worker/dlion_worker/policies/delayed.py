@@ -66,7 +66,7 @@ class DelayedMachine:
         self, context: Context, delays: Delays, *, bound: int, server: int | None, share: bool
     ) -> None:
         self._rank, self._size = context.rank, context.layout.size
-        self._ranks = frozenset(context.ranks)
+        self._ranks = frozenset({context.rank, *context.neighbours})
         self._server = server_of(server, self._ranks)
         self._partners = self._ranks - {self._rank}
         if self._is_client:

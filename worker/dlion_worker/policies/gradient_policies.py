@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
+from dlion_worker.policies.selective import SelectiveMaxN
 from dlion_worker.policies.sending import Alone, MaxN, WholeGradient
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def dlion(context: Context, _: NoParameters) -> Machine:
     The published form keeps no residual: the manifest's rules see to that.
     """
     exchange = context.spec.exchange
+    if exchange.propagation == "selective":
+        return gradient_machine(context, _selective(context))
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(context.coding))
     form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
@@ -40,3 +43,16 @@ def dlion(context: Context, _: NoParameters) -> Machine:
         context.layout, context.coding, exchange.floor_percent
     )
     return gradient_machine(context, sending)
+
+
+def _selective(context: Context) -> Sending:
+    exchange = context.spec.exchange
+    return SelectiveMaxN(
+        context.layout,
+        context.coding,
+        exchange.floor_percent if exchange.prioritization else None,
+        own=context.rank,
+        most=exchange.propagation_peers,
+        within=exchange.propagation_within,
+        keeps_rest=exchange.residual == "perLink",
+    )

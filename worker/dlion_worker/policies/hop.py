@@ -12,8 +12,9 @@ of averages their weights of the slowest one's iteration instead (its own count 
 no more) and goes on from there: the iterations between are skipped.
 
 Source: Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019. Deviations: the
-gradient is applied before the exchange (the paper's serial order); all members are neighbours;
-weights within the staleness count again until newer ones come.
+gradient is applied before the exchange (the paper's serial order); weights within the staleness
+count again until newer ones come; where neighbours differ in number, each counts by
+Metropolis-Hastings weights beside (`topology.likeness`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dlion_worker.policies.interface import (
     Value,
 )
 from dlion_worker.policies.synchronization import Rule
+from dlion_worker.policies.topology import likeness
 from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Hop(QueuedWeightsMachine):
         longest = gap + parameters.staleness + 1
         super().__init__(context, Rule(slack=gap - 1, spare=0, barrier=False), longest)
         self._parameters = parameters
+        self._likeness = likeness(context.graph, context.rank)
         self._is_descending = False
         self._is_averaging = False
         self._level = 0
@@ -130,7 +133,10 @@ class Hop(QueuedWeightsMachine):
         if not found:
             return None
         found[self.context.rank] = (self.synchronizer.own, self.weights_D)
-        counts = {rank: max(0, iteration - first + 1) for rank, (iteration, _) in found.items()}
+        counts = {
+            rank: max(0, iteration - first + 1) * self._likeness[rank]
+            for rank, (iteration, _) in found.items()
+        }
         total = sum(counts.values())
         average_D = np.zeros(self.size, np.float32)
         for rank in sorted(found):

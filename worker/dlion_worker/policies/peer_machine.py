@@ -122,8 +122,8 @@ class PeerMachine(ABC):
         return self.synchronizer.next_iteration()
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        if sender not in self.context.ranks or sender == self.context.rank:
-            allowed = [rank for rank in self.context.ranks if rank != self.context.rank]
+        if sender not in self.context.neighbours:
+            allowed = sorted(self.context.neighbours)
             return [Refuse(sender, f"message from worker {sender}; allowed: {allowed}")]
         if message.kind not in (MessageKind.PROGRESS, MessageKind.WEIGHTS):
             return self._unused(sender, message)

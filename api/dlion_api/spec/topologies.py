@@ -1,0 +1,96 @@
+"""Which topologies of `spec.exchange` can be built from a job's workers: rules of `Spec`.
+
+What goes in: the rules, each blaming the field that is wrong. What stays out: the graphs
+themselves (`dlion_worker.policies.topology`), which take for granted what is checked here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dlion_api.document import Rule
+from dlion_api.spec.sites import WORKERS_CEL, workers_of
+
+if TYPE_CHECKING:
+    from dlion_api.spec.job import Spec
+
+_DEGREE: Final = "self.exchange.degree"
+_READS: Final = ("exchange.degree", "exchange.topology", "sites")
+
+
+def _is(topology: str) -> str:
+    """In CEL, what excuses a spec of another topology, or one without a degree."""
+    return f"self.exchange.topology != '{topology}' || !has({_DEGREE}) || "
+
+
+def _degree(spec: Spec, topology: str) -> int | None:
+    return spec.exchange.degree if spec.exchange.topology == topology else None
+
+
+def _below_workers(spec: Spec) -> bool:
+    degree = _degree(spec, "randomRegular")
+    return degree is None or degree < workers_of(spec.sites)
+
+
+def _even_ends(spec: Spec) -> bool:
+    degree = _degree(spec, "randomRegular")
+    return degree is None or degree * workers_of(spec.sites) % 2 == 0
+
+
+def _connected(spec: Spec) -> bool:
+    return spec.exchange.degree != 1 or workers_of(spec.sites) == 2
+
+
+def _within_a_side(spec: Spec) -> bool:
+    degree = _degree(spec, "bipartite")
+    return degree is None or 2 * degree <= workers_of(spec.sites)
+
+
+def _equal_sides(spec: Spec) -> bool:
+    return _degree(spec, "bipartite") is None or workers_of(spec.sites) % 2 == 0
+
+
+TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        cel=f"self.exchange.topology == 'allToAll' || {WORKERS_CEL} >= 2",
+        message="a topology other than allToAll needs two workers at least",
+        holds=lambda it: it.exchange.topology == "allToAll" or workers_of(it.sites) >= 2,
+        reads=("exchange.topology", "sites"),
+        advice="Set topology: allToAll, or more workers.",
+    ),
+    Rule(
+        cel=f"{_is('randomRegular')}{_DEGREE} < {WORKERS_CEL}",
+        message="degree must be below the number of workers",
+        holds=_below_workers,
+        reads=_READS,
+        advice="topology: allToAll is the one in which a worker has all others.",
+    ),
+    Rule(
+        cel=f"{_is('randomRegular')}({_DEGREE} * {WORKERS_CEL}) % 2 == 0",
+        message="degree or the number of workers must be even",
+        holds=_even_ends,
+        reads=_READS,
+        advice="Every link has two ends, so degree times workers is even.",
+    ),
+    Rule(
+        cel=f"!has({_DEGREE}) || {_DEGREE} != 1 || {WORKERS_CEL} == 2",
+        message="with degree 1 only two workers are connected",
+        holds=_connected,
+        reads=_READS,
+        advice="Set a degree of 2 or more.",
+    ),
+    Rule(
+        cel=f"{_is('bipartite')}2 * {_DEGREE} <= {WORKERS_CEL}",
+        message="degree must not be above half the number of workers: the other side has no more",
+        holds=_within_a_side,
+        reads=_READS,
+        advice="Leave degree out to link each worker with all of the other side.",
+    ),
+    Rule(
+        cel=f"{_is('bipartite')}{WORKERS_CEL} % 2 == 0",
+        message="bipartite with a degree needs an even number of workers",
+        holds=_equal_sides,
+        reads=_READS,
+        advice="Leave degree out, or add a worker.",
+    ),
+)

@@ -1,0 +1,149 @@
+"""Who exchanges with whom: the graph of `exchange.topology`, the same at every worker.
+
+Called by `building`, by the sidecar's director, and by trainer and simulator, which link what is
+beside each other here and nothing else. Pure: a graph follows from topology, degree, seed and
+ranks. It is over all workers that may ever take part, and connected; who is not there just now is
+missing from it, whoever that parts.
+
+- `ring`: each worker and those beside it by rank.
+- `randomRegular`: each with `degree` others, drawn by networkx until the graph is connected. With
+  degree 2 a ring in random order; above half of the workers the complement of such a graph, which
+  is connected as each has more than half of the others (Dirac).
+- `bipartite`: workers at even places (by rank) with those at odd ones: all of them, or `degree`,
+  by a circulant over both sides in random order (ours), of which two neighbouring links make a
+  ring through all.
+
+Source: Steger and Wormald, Generating random regular graphs quickly, 1999 (networkx's algorithm).
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from dlion_api.names import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    import networkx as nx
+
+    from dlion_api.spec import Job, Spec
+
+
+def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
+    """With whom each of those workers exchanges.
+
+    Raises: ValueError for a topology that cannot be built (`Spec`'s rules exclude it).
+    """
+    exchange = spec.exchange
+    return _graph(exchange.topology, exchange.degree, spec.trainer.seed, tuple(sorted(ranks)))
+
+
+def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
+    """The workers of a job with whom that one exchanges."""
+    return graph_of(job.spec, [worker.rank for worker in job.workers()])[rank]
+
+
+@lru_cache(maxsize=8)
+def _graph(
+    topology: str, degree: int | None, seed: int, ranks: tuple[Rank, ...]
+) -> Mapping[Rank, frozenset[Rank]]:
+    if topology == "allToAll":
+        everybody = frozenset(ranks)
+        return MappingProxyType({rank: everybody - {rank} for rank in ranks})
+    built = _built(topology, degree, random.Random(seed), len(ranks))  # noqa: S311 - no secret
+    return MappingProxyType(
+        {rank: frozenset(ranks[other] for other in built[at]) for at, rank in enumerate(ranks)}
+    )
+
+
+def _built(topology: str, degree: int | None, chance: random.Random, count: int) -> nx.Graph[int]:
+    """The graph over places 0 to `count` - 1."""
+    import networkx as nx  # a job in which all are linked does without
+
+    if count < 2:
+        raise ValueError(f"topology {topology} of {count} workers; allowed: two at least")
+    if topology == "ring":
+        ring: nx.Graph[int] = nx.cycle_graph(count) if count > 2 else nx.path_graph(2)
+        return ring
+    if topology == "randomRegular" and degree is not None:
+        return _random_regular(degree, chance, count)
+    if topology == "bipartite":
+        return nx.Graph(_between_sides(degree, chance, count))
+    raise ValueError(
+        f"topology {topology!r} with degree {degree}; allowed: allToAll, ring, randomRegular with"
+        " a degree, bipartite"
+    )
+
+
+def _random_regular(degree: int, chance: random.Random, count: int) -> nx.Graph[int]:
+    import networkx as nx
+
+    if degree >= count or degree * count % 2 or (degree == 1 and count > 2):
+        raise ValueError(
+            f"degree {degree} with {count} workers; allowed: 2 to {count - 1}, one of both even"
+        )
+    if degree == 2:
+        order = chance.sample(range(count), count)
+        return nx.Graph(zip(order, [*order[1:], order[0]], strict=True))
+    if 2 * degree > count - 1:
+        sparse = nx.random_regular_graph(count - 1 - degree, count, seed=chance)
+        dense: nx.Graph[int] = nx.complement(sparse)
+        return dense
+    while True:
+        drawn: nx.Graph[int] = nx.random_regular_graph(degree, count, seed=chance)
+        if nx.is_connected(drawn):
+            return drawn
+
+
+def _between_sides(
+    degree: int | None, chance: random.Random, count: int
+) -> Iterable[tuple[int, int]]:
+    evens, odds = list(range(0, count, 2)), list(range(1, count, 2))
+    if degree is None:
+        return [(even, odd) for even in evens for odd in odds]
+    side = len(odds)
+    if count % 2 or degree > side or (degree == 1 and side > 1):
+        raise ValueError(
+            f"degree {degree} between sides of {len(evens)} and {side} workers; allowed: equal "
+            f"sides and 2 to {side}"
+        )
+    chance.shuffle(evens)
+    chance.shuffle(odds)
+    return [
+        (even, odds[(at + step) % side]) for at, even in enumerate(evens) for step in range(degree)
+    ]
+
+
+def likeness(graph: Mapping[Rank, frozenset[Rank]], rank: Rank) -> dict[Rank, float]:
+    """What each worker counts in an average at `rank`, over what one counts in the plain mean.
+
+    Metropolis-Hastings weights 1 / (1 + the larger number of neighbours), over 1 / (1 + the own
+    number); the worker itself takes the rest. The mixing matrix is symmetric and doubly
+    stochastic; where all have as many neighbours everyone counts 1, exactly.
+
+    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.
+
+    >>> graph = {0: frozenset({1, 2}), 1: frozenset({0}), 2: frozenset({0})}
+    >>> likeness(graph, 0), likeness(graph, 1)
+    ({0: 1.0, 1: 1.0, 2: 1.0}, {1: 1.3333333333333335, 0: 0.6666666666666666})
+    """
+    own = 1 + len(graph[rank])
+    others = {peer: own / max(own, 1 + len(graph[peer])) for peer in sorted(graph[rank])}
+    return {rank: 1.0 + sum(1.0 - weight for weight in others.values()), **others}
+
+
+def lazy_row(
+    graph: Mapping[Rank, frozenset[Rank]], rank: Rank, self_weight: float
+) -> dict[Rank, float]:
+    """That worker's row of s I + (1 - s) M, where M gives each link 1 / the larger degree.
+
+    Symmetric, rows sum to 1. The smallest eigenvalue of M is at least -1, so that of the row's
+    matrix is at least 2 s - 1.
+    """
+    share = 1 - self_weight
+    others = {peer: share / max(len(graph[rank]), len(graph[peer])) for peer in sorted(graph[rank])}
+    return dict(sorted({**others, rank: 1 - sum(others.values())}.items()))
