@@ -178,3 +178,15 @@ def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(tmp_path: Pa
         assert done.returncode, flags
         assert words in " ".join(done.stderr.split()), done.stderr
         assert not (tmp_path / "out").exists()
+
+
+def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(
+    tmp_path: Path,
+) -> None:
+    settings = ("exchange.topology=ring", "exchange.propagation=selective")
+    first = simulate(tmp_path / "first", settings=settings)
+    again = simulate(tmp_path / "again", settings=settings)
+    assert first["simulation"]["traceHash"] == again["simulation"]["traceHash"]
+    records = [json.loads(line) for line in events(tmp_path / "first").splitlines()]
+    pairs = {(record["rank"], record["peer"]) for record in records if "peer" in record}
+    assert pairs == {(rank, (rank + step) % 4) for rank in range(4) for step in (1, 3)}

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
@@ -111,9 +111,16 @@ class Exchange:
         """`host:port` that peers are to dial; empty before `start`."""
         return self._shared.address
 
-    def set_members(self, membership: Membership, dial: Mapping[Rank, str] | None = None) -> None:
-        """Keeps links to these members; `dial` names other addresses to dial (a relay's)."""
-        self._call(self._set_members, membership, dict(dial or {}))
+    def set_members(
+        self,
+        membership: Membership,
+        dial: Mapping[Rank, str] | None = None,
+        *,
+        linked: Collection[Rank] | None = None,
+    ) -> None:
+        """Keeps links to these members, or to those `linked` among them (never fewer than before):
+        of the others only states are pulled. `dial` names other addresses to dial (a relay's)."""
+        self._call(self._set_members, membership, dict(dial or {}), linked)
 
     def set_iteration(self, iteration: int) -> None:
         """The last iteration that this worker has finished: peers hear it in hellos."""
@@ -157,7 +164,8 @@ class Exchange:
 
     def link_states(self) -> dict[Rank, LinkState]:
         """Every link's counters just now."""
-        return {rank: link.state() for rank, link in list(self._links.by_rank.items())}
+        links = list(self._links.by_rank.items())
+        return {rank: link.state() for rank, link in links if link.wanted}
 
     def cpu_s(self) -> float:
         """CPU seconds of the exchange so far, gRPC's threads included; call it from one thread."""
@@ -269,12 +277,16 @@ class Exchange:
         if self._stop is not None:
             self._stop.set()
 
-    def _set_members(self, membership: Membership, dial: Mapping[Rank, str]) -> None:
+    def _set_members(
+        self, membership: Membership, dial: Mapping[Rank, str], linked: Collection[Rank] | None
+    ) -> None:
         for member in membership.members:
             rank = member.identity.rank
             if rank == self._config.identity.rank:
                 continue
             link = self._links.by_rank.get(rank) or self._add(member.identity)
+            if not link.wanted and (linked is None or rank in linked):
+                self._keep(link)
             if rank in dial and dial[rank] != link.override:
                 link.override = dial[rank]
                 link.redial.set()
@@ -285,11 +297,17 @@ class Exchange:
         rank = identity.rank
         link = self._links.by_rank[rank] = Link(identity, self._shared)
         link.outbox.set_budget(self._budgets.get(rank))
-        dialler = Dialler(link, self._shared.me, self._config.credentials, self._chance)
-        self._diallers[rank] = dialler
-        self._dialling[rank] = asyncio.create_task(dialler.run(), name=f"dial rank {rank}")
-        self._dialling[rank].add_done_callback(_report_defect)
+        self._diallers[rank] = Dialler(
+            link, self._shared.me, self._config.credentials, self._chance
+        )
         return link
+
+    def _keep(self, link: Link) -> None:
+        link.wanted = True
+        dialling = self._diallers[link.rank].run()
+        task = asyncio.create_task(dialling, name=f"dial rank {link.rank}")
+        self._dialling[link.rank] = task
+        task.add_done_callback(_report_defect)
 
     def _drain(self) -> None:
         while self._outgoing:

@@ -71,6 +71,8 @@ class Link:
         self.handshake = Handshake(peer.rank)
         self.address = ""
         self.override: str | None = None
+        self.wanted = False
+        """Whether streams to and from this peer are kept; else only states are pulled."""
         self.incoming: Stream | None = None
         self.outgoing: Stream | None = None
         self.received_total = 0

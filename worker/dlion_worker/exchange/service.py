@@ -160,6 +160,8 @@ class IncomingStream:
         link = self._links.claimed(frame.hello.run, frame.hello.rank)
         self._credentials.check_peer(_certificate(self._context), link.peer, self._me.job)
         self._check(frame.hello)
+        if not link.wanted:
+            raise UnavailableError(f"rank {link.rank} is no neighbour of ours just now; try again")
         self._inbox.greeted(frame.hello)
         link.admit(frame.hello, self)
         self._hello = frame.hello

@@ -32,6 +32,7 @@ from dlion_worker.policies.goodput import (
     NoiseEstimator,
     noise_scale,
 )
+from dlion_worker.policies.topology import neighbours_of
 from dlion_worker.sidecar.budgets import LinkBudgets
 from dlion_worker.sidecar.capacities import Capacities
 from dlion_worker.sidecar.capacity import CapacityEstimator
@@ -55,6 +56,7 @@ class Director:
 
     def __init__(self, job: Job, rank: Rank) -> None:
         self._job, self._rank = job, rank
+        self._neighbours = neighbours_of(job, rank)
         self._estimator = CapacityEstimator()
         self.capacities = Capacities(rank)
         self.links = LinkBudgets(
@@ -109,7 +111,7 @@ class Director:
                 self._membership = record.membership
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
-                self.links.set_peers(member.identity.rank for member in self.peers())
+                self.links.set_peers(member.identity.rank for member in self.neighbours())
             case Directive():
                 self._resume(record)
             case MeasuringEndpoint():
@@ -131,9 +133,13 @@ class Director:
     # ---- what is known -------------------------------------------------------------------------
 
     def peers(self) -> tuple[Member, ...]:
-        """The other workers whose links may be used."""
+        """The other workers that are there."""
         members = () if self._membership is None else self._membership.ready()
         return tuple(member for member in members if member.identity.rank != self._rank)
+
+    def neighbours(self) -> tuple[Member, ...]:
+        """Those among them to whom this worker has a link."""
+        return tuple(m for m in self.peers() if m.identity.rank in self._neighbours)
 
     def incarnation(self) -> int:
         """Which start of this worker the membership knows; 0 before it joined."""
@@ -145,7 +151,7 @@ class Director:
 
         Asking counts as probing: a probe that fails is not repeated at once.
         """
-        for member in self.peers():
+        for member in self.neighbours():
             rank = member.identity.rank
             known = rank in self.links.bandwidths()
             looked_at_s = self._looked_at_s.get(rank, float("-inf"))

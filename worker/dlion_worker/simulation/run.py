@@ -22,6 +22,7 @@ from dlion_api.reasons import EventReason
 from dlion_worker import policies
 from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.catalogue import messages_must_arrive
+from dlion_worker.policies.topology import neighbours_of
 from dlion_worker.sidecar.director import Director
 from dlion_worker.simulation.clock import Appointment, VirtualClock
 from dlion_worker.simulation.costs import StepCosts
@@ -195,9 +196,8 @@ class Simulation:
     def _link(self, sender: Rank) -> None:
         keep = messages_must_arrive(self._job.spec)
         latencies = self._plan.initial.worker(sender).latency_s
-        for receiver, worker in self._workers.items():
-            if receiver == sender:
-                continue
+        for receiver in sorted(neighbours_of(self._job, sender)):
+            worker = self._workers[receiver]
             self._workers[sender].parts.links[receiver] = VirtualLink(
                 self._clock,
                 self._network,
@@ -220,14 +220,13 @@ class Simulation:
         )
         membership = Membership(1, self._job.key, len(members), members)
         for rank, worker in self._workers.items():
-            peers = [peer for peer in self._workers if peer != rank]
+            peers = worker.parts.links
             alone = {p: self._plan.initial.link_bytes_per_s(rank, p) for p in peers}
             worker.meet(membership, alone)
-        for rank, worker in self._workers.items():
-            worker.join(peer for peer in self._workers if peer != rank)
-            worker.parts.reporter.event(
-                EventReason.TRAINING_STARTED, f"linked with {len(self._workers) - 1} workers"
-            )
+        for worker in self._workers.values():
+            worker.join(worker.parts.links)
+            linked = f"linked with {len(worker.parts.links)} workers"
+            worker.parts.reporter.event(EventReason.TRAINING_STARTED, linked)
         self._to_come = [
             self._clock.after(change.time_s, partial(self._change, change))
             for change in self._plan.changes

@@ -359,7 +359,7 @@ class VirtualWorker:
     def _next_batch_size(self) -> int:
         if self._directive is not None:
             return self._directive.local_batch_size
-        return max(1, self._global_batch_size() // (1 + len(self.parts.links)))
+        return max(1, self._global_batch_size() // len(self.parts.job.workers()))
 
     def _global_batch_size(self) -> int:
         if self._directive is not None:

@@ -21,6 +21,7 @@ from dlion_worker.exchange import Exchange
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.growing import GrowingData
 from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.neighbourhood import Neighbourhood
 from dlion_worker.trainer.probing import begin_with_known_speeds
 from dlion_worker.trainer.publishing import Publisher
 from dlion_worker.trainer.replica import LocalReplica
@@ -40,6 +41,7 @@ class Companions:
         stream: BatchStream,
         replica: LocalReplica,
         exchange: Exchange,
+        neighbourhood: Neighbourhood,
         sidecar: SidecarClient,
         coordination: CoordinationClient,
         reporter: Reporter,
@@ -48,6 +50,7 @@ class Companions:
         self._data, self._stream = data, stream
         self._replica = replica
         self._exchange = exchange
+        self._neighbourhood = neighbourhood
         self._sidecar = sidecar
         self._coordination = coordination
         self._reporter = reporter
@@ -114,7 +117,7 @@ class Companions:
             self._job,
             self._reporter.rank,
             replica=self._replica,
-            peers=self._exchange,
+            peers=self._neighbourhood,
             held_out=(self._data.held_out_x, self._data.held_out_y),
             results_dir=Path(self._config.results_dir),
             report=self._report,

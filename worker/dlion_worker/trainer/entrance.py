@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Membership
@@ -39,8 +39,11 @@ class Entrance:
         membership: Callable[[], Membership | None],
         stopped: Callable[[], str | None],
         has_barrier: bool,
+        neighbours: Collection[Rank] | None = None,
     ) -> None:
-        """`has_barrier`: all workers make each update together, from equal weights."""
+        """`has_barrier`: all workers make each update together, from equal weights. `neighbours`:
+        whom this worker is linked with, if not with everybody."""
+        self._neighbours = neighbours
         self._job = job
         self._exchange = exchange
         self._inbox = inbox
@@ -72,7 +75,7 @@ class Entrance:
         linked = self._inbox.linked
         if not linked <= self._inbox.answers.keys():
             return False
-        if len(linked) >= self._expected_others():
+        if self._all_are_there():
             return True
         deadline_s = self._job.spec.start_deadline_seconds
         if deadline_s is None or waited_s <= deadline_s or not self._enough_sites():
@@ -80,14 +83,20 @@ class Entrance:
         _LOG.warning("starting without everybody after %.0f s (startDeadlineSeconds)", waited_s)
         return True
 
-    def _expected_others(self) -> int:
-        membership = self._membership()
+    def _all_are_there(self) -> bool:
+        membership, linked = self._membership(), self._inbox.linked
         workers = len(self._job.workers()) if membership is None else membership.expected_count
-        return workers - 1
+        if self._neighbours is None:
+            return len(linked) >= workers - 1
+        joined = 0 if membership is None else len(membership.members)
+        return joined >= workers and len(linked) >= len(self._neighbours)
 
     def _enough_sites(self) -> bool:
         sites = {worker.rank: worker.site for worker in self._job.workers()}
-        return len({sites[rank] for rank in self._inbox.linked}) + 1 >= self._job.spec.min_sites
+        membership, there = self._membership(), self._inbox.linked
+        if self._neighbours is not None and membership is not None:
+            there = {member.identity.rank for member in membership.ready()}
+        return len({sites[rank] for rank in there}) + 1 >= self._job.spec.min_sites
 
     def _of_the_furthest(self) -> StateSnapshot | None:
         """At a barrier all start from equal weights; else only who has none takes others'."""

@@ -85,7 +85,10 @@ class Finale:
         accuracy_of: Callable[[WorkerState], float],
         save: Callable[[Path, WorkerState], None],
         interrupted: Callable[[], bool],
+        missing: Callable[[set[Rank]], set[Rank]],
     ) -> None:
+        """`missing(linked)`: who is not linked, and is to be by the end."""
+        self._missing = missing
         self._job = job
         self._rank = rank
         self._exchange = exchange
@@ -102,12 +105,14 @@ class Finale:
         """
         inbox, is_kept = self._inbox, False
         while not self._interrupted():
-            leads = site_leads(self._job, {*inbox.linked, self._rank}, saved_by=inbox.saved)
+            missing = self._missing(inbox.linked)
+            alive = {*inbox.linked, *missing, self._rank}
+            leads = site_leads(self._job, alive, saved_by=inbox.saved)
             if is_kept:
                 if inbox.linked <= inbox.saved:
                     return
             elif self._rank in leads:
-                if inbox.linked <= inbox.stopped:
+                if inbox.linked <= inbox.stopped and not missing:
                     self._keep(self._gather(own), results_dir, stop_reason)
                     self._tell(farewell(stop_reason, own.iteration, Farewell.SAVED))
                     is_kept = True

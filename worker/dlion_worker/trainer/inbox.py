@@ -8,6 +8,7 @@ start on, links come and go as events.
 from __future__ import annotations
 
 import queue
+import re
 import time
 from collections.abc import Callable, Iterator
 from enum import IntEnum
@@ -28,6 +29,7 @@ from dlion_worker.trainer.rendezvous import Answer
 
 _STEP_KINDS = (MessageKind.GRADIENT, MessageKind.PROGRESS)
 _LONGEST_REASON_BYTES = 200
+_HANDED_ON = re.compile(r"worker \d+: ")
 
 
 DEPARTURE_S = 1.0
@@ -214,7 +216,9 @@ class Inbox:
             self.saved.add(arrival.sender)
         reason = bytes(arrival.message.payload[:_LONGEST_REASON_BYTES]).decode("utf-8", "replace")
         if self.stop_iteration is None:
-            self.stop_reason = f"worker {arrival.sender}: {reason}"
+            # Handed on from worker to worker it names the first alone.
+            is_handed_on = _HANDED_ON.match(reason) is not None
+            self.stop_reason = reason if is_handed_on else f"worker {arrival.sender}: {reason}"
             self.stop_iteration = arrival.message.iteration
 
     def _meet(self, arrival: MessageArrived) -> list[Event]:

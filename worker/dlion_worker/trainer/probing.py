@@ -175,5 +175,8 @@ def begin_with_known_speeds(
         return
     sidecar.send(probe)
     end_s = time.monotonic() + WAIT_S
-    while not (known({rank, *inbox.linked}) or stopped() or time.monotonic() > end_s):
+    awaited = {rank, *inbox.linked}
+    if job.spec.exchange.topology != "allToAll":  # the batch is shared out among all the same
+        awaited.update(worker.rank for worker in job.workers())
+    while not (known(awaited) or stopped() or time.monotonic() > end_s):
         inbox.wait(SLICE_S)

@@ -31,6 +31,7 @@ from dlion_worker.trainer.finishing import Finale, Replica, take_leave
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.loop import Parts, TrainingLoop
+from dlion_worker.trainer.neighbourhood import Neighbourhood
 from dlion_worker.trainer.probing import untouched
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
@@ -180,6 +181,9 @@ class Worker:
         )
         self._closing.callback(self._exchange.close)
         self._exchange.start()
+        self._neighbourhood = Neighbourhood(
+            self._job, self._config, self._exchange, self._coordination.membership
+        )
         self._companions = Companions(
             self._job,
             self._config,
@@ -187,6 +191,7 @@ class Worker:
             stream=self._stream,
             replica=self._replica,
             exchange=self._exchange,
+            neighbourhood=self._neighbourhood,
             sidecar=self._sidecar,
             coordination=self._coordination,
             reporter=self._reporter,
@@ -222,13 +227,8 @@ class Worker:
             EventReason.WORKER_READY, f"incarnation {self._incarnation} is ready to train"
         )
 
-    def _members_changed(self, membership: Membership) -> None:
-        dial = {
-            worker.rank: address
-            for worker in self._job.workers()
-            if (address := self._config.link_address(worker.rank, "exchange")) is not None
-        }
-        self._exchange.set_members(membership, dial)
+    def _members_changed(self, _: Membership) -> None:
+        self._neighbourhood.update()
         self._companions.tell_sidecar()
 
     def _take_up_checkpoint(self) -> None:
@@ -249,6 +249,7 @@ class Worker:
         )
 
     def _enter(self) -> None:
+        near = self._neighbourhood
         entrance = Entrance(
             job=self._job,
             exchange=self._exchange,
@@ -256,6 +257,7 @@ class Worker:
             membership=self._coordination.membership,
             stopped=self._stopped,
             has_barrier=self._all_update_together(),
+            neighbours=None if near.is_everybody else near.neighbours,
         )
         snapshot = entrance.come_in()
         if snapshot is not None:
@@ -367,6 +369,8 @@ class Worker:
         self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
 
     def _finish(self, reason: str) -> None:
+        done = self._progress
+        self._neighbourhood.widen(iteration_s=done.trained_s / max(1, done.iteration))
         self._companions.close()
         self._evaluator.close()
         final = self._evaluator.evaluate_all(self._tag())
@@ -380,6 +384,7 @@ class Worker:
             accuracy_of=self._accuracy_of,
             save=self._save,
             interrupted=self._is_interrupted,
+            missing=self._neighbourhood.missing,
         )
         own = Replica(
             self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration

@@ -1,0 +1,68 @@
+"""Runs with real processes in which not all workers are linked.
+
+Proves: on a ring of four links carry messages between neighbours only, the word that the run is
+over reaches everybody, every site's model is of all workers, weights are taken over from
+neighbours, a trainer that is killed comes back to its neighbours and the run ends as it should.
+Left out: what policies compute on a graph (tests/property/test_topology_machines.py), simulations
+(test_simulation.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlion_api.progress import LinkRecord
+from local_run import LocalRun, blobs, job_document
+
+RING = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
+SITES = {"plant-a": 2, "plant-b": 2}
+
+
+def links(run: LocalRun) -> set[tuple[int, int]]:
+    return {(r.rank, r.peer) for r in run.records() if isinstance(r, LinkRecord)}
+
+
+def assert_models_of_all(run: LocalRun) -> None:
+    for site in SITES:
+        about = json.loads((run.folder / "models" / site / "model.json").read_text())
+        assert about["ranks"] == [0, 1, 2, 3]
+        assert about["sites"] == sorted(SITES)
+
+
+@pytest.mark.timeout(150)
+def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path) -> None:
+    document = job_document(
+        SITES,
+        trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 80}},
+        exchange={"policy": "dlion", "topology": "ring", "propagation": "selective",
+                  "propagationPeers": 1},
+        synchronization={"mode": "bounded", "maxStaleness": 3},
+        knowledgeTransfer={"policy": "best2all", "everySteps": 20},
+    )  # fmt: skip
+    with LocalRun(tmp_path, document) as run:
+        assert run.finish() == 0, run.terminal()
+    assert not run.events("MessageRefused")
+    assert links(run) == RING
+    assert {event.rank for event in run.events("TrainingStopped")} == {0, 1, 2, 3}
+    assert run.events("KnowledgeTransferred")
+    assert run.summary()["accuracy"]["min"] > 0.55
+    assert_models_of_all(run)
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_trainer_comes_back_to_its_neighbours(tmp_path: Path) -> None:
+    document = job_document(
+        SITES,
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 120}},
+        exchange={"policy": "full", "codec": "float32", "topology": "ring"},
+    )
+    with LocalRun(tmp_path, document) as run:
+        run.wait_for_step(10)
+        run.kill_trainer(2)
+        assert run.finish() == 0, run.terminal()
+    assert run.events("WorkerRejoined", 2)
+    assert max(step.iteration for step in run.steps(2)) == 120
+    assert_models_of_all(run)

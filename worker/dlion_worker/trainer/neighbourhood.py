@@ -1,0 +1,112 @@
+"""With whom one worker is linked: its neighbours while it trains, everybody once it has stopped.
+
+Called by `worker` (membership, the end), `finishing` (who is still to come) and `companions`
+(publishing, which takes weights from everybody, linked or not). Under `exchange.topology:
+allToAll` neighbours are everybody, and nothing here makes a difference.
+
+At the end the word that the run is over goes from neighbour to neighbour. Whoever has heard it
+opens links to all members that the coordinator knows; those that train on still refuse them, and
+it tries again. So leads come to everybody's last state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlion_worker.policies.topology import neighbours_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dlion_api.membership import Membership
+    from dlion_api.names import Rank
+    from dlion_api.spec import Job
+    from dlion_api.worker_config import WorkerConfig
+    from dlion_worker.exchange import Exchange, StateSnapshot
+
+PATIENCE_S = 30.0
+PATIENCE_STEPS = 4.0
+"""For so long, or so many iterations of this worker, nobody new need come before those who are
+missing at the end are given up: the word may have some way to go, an iteration for each link."""
+
+
+@dataclass(frozen=True)
+class _Reached:
+    connected: bool = True
+
+
+class Neighbourhood:
+    """One worker's links, as far as topology and membership decide about them."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: WorkerConfig,
+        exchange: Exchange,
+        membership: Callable[[], Membership | None],
+    ) -> None:
+        self._job, self._config, self._exchange = job, config, exchange
+        self._membership = membership
+        self._rank = job.workers()[config.rank].rank
+        self.neighbours = neighbours_of(job, self._rank)
+        self.is_everybody = len(self.neighbours) == len(job.workers()) - 1
+        self._changing = threading.Lock()
+        self._is_wide = self.is_everybody
+        self._met: set[Rank] = set()
+        self._news_s = 0.0
+        self._patience_s = PATIENCE_S
+
+    def update(self) -> None:
+        """Links as the newest membership has it; from any thread."""
+        with self._changing:
+            membership = self._membership()
+            if membership is None:
+                return
+            dial = {
+                worker.rank: address
+                for worker in self._job.workers()
+                if (address := self._config.link_address(worker.rank, "exchange")) is not None
+            }
+            linked = None if self._is_wide else self.neighbours
+            self._exchange.set_members(membership, dial, linked=linked)
+
+    def widen(self, *, iteration_s: float) -> None:
+        """This worker has stopped: links to everybody from now on."""
+        if self._is_wide:
+            return
+        self._patience_s = max(PATIENCE_S, PATIENCE_STEPS * iteration_s)
+        self._news_s = time.monotonic()
+        self._is_wide = True
+        self.update()
+
+    def missing(self, linked: set[Rank]) -> set[Rank]:
+        """At the end: who is there, as the coordinator says, has not been linked yet and is worth
+        waiting for."""
+        if self.is_everybody:
+            return set()
+        if linked - self._met:
+            self._news_s = time.monotonic()
+            self._met |= linked
+        if time.monotonic() - self._news_s > self._patience_s:
+            return set()
+        return self._present() - self._met
+
+    def _present(self) -> set[Rank]:
+        membership = self._membership()
+        ready = () if membership is None else membership.ready()
+        return {member.identity.rank for member in ready} - {self._rank}
+
+    # ---- for publishing ------------------------------------------------------------------------
+
+    def link_states(self) -> Mapping[Rank, object]:
+        """Whose weights can be had; of who is not linked the coordinator's word counts."""
+        if self.is_everybody:
+            return self._exchange.link_states()
+        return dict.fromkeys(self._present(), _Reached())
+
+    def pull_state(self, peer: Rank, *, weights_only: bool) -> StateSnapshot:
+        """That worker's state. Raises: UnavailableError, ContractError."""
+        return self._exchange.pull_state(peer, weights_only=weights_only)
