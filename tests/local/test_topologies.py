@@ -56,13 +56,14 @@ def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path) -> None:
 def test_a_killed_trainer_comes_back_to_its_neighbours(tmp_path: Path) -> None:
     document = job_document(
         SITES,
-        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 120}},
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 600}},
         exchange={"policy": "full", "codec": "float32", "topology": "ring"},
     )
     with LocalRun(tmp_path, document) as run:
         run.wait_for_step(10)
         run.kill_trainer(2)
+        run.wait_until(lambda: run.events("WorkerRejoined", 2), "worker 2 is back")
         assert run.finish() == 0, run.terminal()
-    assert run.events("WorkerRejoined", 2)
-    assert max(step.iteration for step in run.steps(2)) == 120
+    assert max(step.iteration for step in run.steps(2)) == 600
+    assert links(run) == RING
     assert_models_of_all(run)

@@ -47,9 +47,11 @@ class Neighbourhood:
         config: WorkerConfig,
         exchange: Exchange,
         membership: Callable[[], Membership | None],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._config, self._exchange = job, config, exchange
-        self._membership = membership
+        self._membership, self._clock_s = membership, clock_s
         self._rank = job.workers()[config.rank].rank
         self.neighbours = neighbours_of(job, self._rank)
         self.is_everybody = len(self.neighbours) == len(job.workers()) - 1
@@ -78,7 +80,7 @@ class Neighbourhood:
         if self._is_wide:
             return
         self._patience_s = max(PATIENCE_S, PATIENCE_STEPS * iteration_s)
-        self._news_s = time.monotonic()
+        self._news_s = self._clock_s()
         self._is_wide = True
         self.update()
 
@@ -88,9 +90,9 @@ class Neighbourhood:
         if self.is_everybody:
             return set()
         if linked - self._met:
-            self._news_s = time.monotonic()
+            self._news_s = self._clock_s()
             self._met |= linked
-        if time.monotonic() - self._news_s > self._patience_s:
+        if self._clock_s() - self._news_s > self._patience_s:
             return set()
         return self._present() - self._met
 
