@@ -33,8 +33,8 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
+    AnyCoding,
     GradientPart,
-    ValueCodec,
     coded_bytes,
     decode_gradient,
     require_finite,
@@ -68,7 +68,7 @@ class SelectiveMaxN:
     def __init__(
         self,
         layout: Layout,
-        codec: ValueCodec,
+        codec: AnyCoding,
         floor_percent: float | None,
         *,
         own: Rank,
