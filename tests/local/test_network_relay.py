@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +156,18 @@ def test_a_new_rate_and_latency_hold_without_a_new_connection(network: RelayNetw
 def test_latency_does_not_cost_rate(network: RelayNetwork) -> None:
     network.apply(conditions(20, latency_s=0.039))
     first_that_holds(lambda: rates(network, [(0, 1)])[0], lambda rate: 18 <= rate <= 21)
+
+
+def test_a_latency_that_comes_while_bytes_pass_does_not_cost_rate(network: RelayNetwork) -> None:
+    def rate_after_change() -> float:
+        network.apply(conditions(20))
+        change = threading.Timer(0.25, lambda: network.apply(conditions(20, latency_s=0.1)))
+        change.start()
+        rate = rates(network, [(0, 1)])[0]
+        change.join()
+        return rate
+
+    first_that_holds(rate_after_change, lambda rate: 17 <= rate <= 21)
 
 
 def test_a_cut_link_says_nothing_and_goes_on_when_restored(network: RelayNetwork) -> None:

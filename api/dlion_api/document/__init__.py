@@ -12,7 +12,7 @@ Attributes are snake_case, documents camelCase. `X | None` with `default=None` m
 
 from dlion_api.document.declaring import Limits, setting
 from dlion_api.document.explaining import Explanation, explain
-from dlion_api.document.parsing import parse
+from dlion_api.document.parsing import line_of, parse
 from dlion_api.document.rendering import to_document
 from dlion_api.document.rules import Rule, TransitionRule, at_most_one, exactly_one
 from dlion_api.document.schemas import schema
@@ -25,6 +25,7 @@ __all__ = [
     "at_most_one",
     "exactly_one",
     "explain",
+    "line_of",
     "parse",
     "schema",
     "setting",

@@ -59,6 +59,17 @@ def parse(
     return cast("T", value)
 
 
+def line_of(path: str, lines: Mapping[str, int]) -> int | None:
+    """The line of the path or, for what is missing, of the nearest thing around it.
+
+    >>> line_of("workers[0].cores", {"": 1, "workers": 2})
+    2
+    """
+    while path and path not in lines:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return lines.get(path)
+
+
 _WRONG = object()
 """Stands for a value that could not be read; its problem is noted."""
 
@@ -84,16 +95,10 @@ class _Reader:
                 value=fault.value,
                 allowed=fault.allowed,
                 advice=fault.advice,
-                line=self.line(path),
+                line=line_of(path, self.lines),
             )
         )
         return _WRONG
-
-    def line(self, path: str) -> int | None:
-        """The line of the path or, for what is missing, of the nearest thing around it."""
-        while path and path not in self.lines:
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self.lines.get(path)
 
     def read(self, shape: Shape, value: object, path: str) -> Any:
         """The value as the shape has it, or a stand-in for what could not be read."""

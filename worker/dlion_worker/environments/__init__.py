@@ -8,21 +8,25 @@ from dlion_worker.environments.loading import environment_names, load_environmen
 from dlion_worker.environments.model import Environment
 from dlion_worker.environments.plan import (
     BYTES_PER_MBIT,
+    Absence,
     Change,
     Conditions,
     Pipe,
     Plan,
+    Straggler,
     WorkerConditions,
     unlimited_plan,
 )
 
 __all__ = [
     "BYTES_PER_MBIT",
+    "Absence",
     "Change",
     "Conditions",
     "Environment",
     "Pipe",
     "Plan",
+    "Straggler",
     "WorkerConditions",
     "environment_names",
     "load_environment",

@@ -5,7 +5,7 @@ Called by the local runner for the events of a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from dlion_api.names import Rank
 from dlion_worker.environments.plan import BYTES_PER_MBIT, Conditions, Pipe, WorkerConditions
@@ -29,6 +29,8 @@ def _differences(old: WorkerConditions, new: WorkerConditions, everyone: int) ->
         yield f"CPU {_cores(old.quota_cores)} to {_cores(new.quota_cores)} cores"
     yield from _rates("uplink", old.uplink, new.uplink, everyone)
     yield from _rates("downlink", old.downlink, new.downlink, everyone)
+    yield from _of_peers("latency", old.latency_s, new.latency_s, 1000, "ms")
+    yield from _of_peers("loss", old.loss_fraction, new.loss_fraction, 100, "%")
     if cut := new.cut_peers - old.cut_peers:
         yield f"cut off from {_peers(cut)}"
     if joined := old.cut_peers - new.cut_peers:
@@ -43,6 +45,19 @@ def _rates(name: str, old: tuple[Pipe, ...], new: tuple[Pipe, ...], everyone: in
             which = "" if len(pipe.peers) == everyone - 1 else f" for {_peers(pipe.peers)}"
             before = "any" if rate is None else _mbit(rate)
             yield f"{name}{which} {before} to {_mbit(pipe.bytes_per_s)} Mbit/s"
+
+
+def _of_peers(
+    name: str, old: Mapping[Rank, float], new: Mapping[Rank, float], scale: float, unit: str
+) -> Iterator[str]:
+    """What holds for peers one by one: those that have the same change are named together."""
+    changes: dict[tuple[float, float], list[Rank]] = {}
+    for peer in sorted({*old, *new}):
+        change = (old.get(peer, 0.0), new.get(peer, 0.0))
+        if change[0] != change[1]:
+            changes.setdefault(change, []).append(peer)
+    for (before, after), peers in changes.items():
+        yield f"{name} for {_peers(peers)} {before * scale:.4g} to {after * scale:.4g} {unit}"
 
 
 def _cores(cores: float | None) -> str:

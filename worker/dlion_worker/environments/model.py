@@ -5,20 +5,25 @@ Declared like a manifest, so that every problem of a file is reported at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from dlion_api.document import Limits, Rule, exactly_one, setting
-from dlion_worker.environments.planning import plan_environment
+from dlion_worker.environments.planning import check_start, plan_environment
 
 if TYPE_CHECKING:
     from dlion_api.names import WorkerIdentity
+    from dlion_api.spec import Job
     from dlion_worker.environments.plan import Plan
 
 MOST_WORKERS = 1000
 MOST_MBIT_PER_S = 1e6
+MOST_LOSS_PERCENT = 50.0
+MOST_LATENCY_MS = 10_000
 
 _Rate = Annotated[float, Limits(above=0, maximum=MOST_MBIT_PER_S)]
+_Loss = Annotated[float, Limits(minimum=0, maximum=MOST_LOSS_PERCENT)]
 _Cores = Annotated[float, Limits(above=0, maximum=1e6)]
 _Index = Annotated[int, Limits(minimum=0, maximum=MOST_WORKERS - 1)]
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -46,6 +51,10 @@ class Machine:
         "rate of the downlink, where it differs.",
         default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
     )  # fmt: skip
+    loss_percent: float = setting(
+        "for the simulator: packets lost on each one's uplink, and on its downlink.",
+        default=0.0, minimum=0, maximum=MOST_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +77,12 @@ class Reach:
         default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s",
     )  # fmt: skip
     latency_ms: float = setting(
-        "latency one way.", default=0.0, minimum=0, maximum=10_000, unit="milliseconds"
+        "latency one way.", default=0.0, minimum=0, maximum=MOST_LATENCY_MS, unit="milliseconds"
     )
+    loss_percent: float = setting(
+        "for the simulator: packets lost on the way, beside those of the workers' own links.",
+        default=0.0, minimum=0, maximum=MOST_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +116,26 @@ class EnvironmentChange:
     between_sites_mbit_per_s: float | None = setting(
         "rate between sites.", default=None, above=0, maximum=MOST_MBIT_PER_S, unit="Mbit/s"
     )
+    inside_sites_latency_ms: float | None = setting(
+        "latency inside a site, one way.",
+        default=None, minimum=0, maximum=MOST_LATENCY_MS, unit="milliseconds",
+    )  # fmt: skip
+    between_sites_latency_ms: float | None = setting(
+        "latency between sites, one way.",
+        default=None, minimum=0, maximum=MOST_LATENCY_MS, unit="milliseconds",
+    )  # fmt: skip
+    loss_percent: tuple[_Loss, ...] | None = setting(
+        "for the simulator: packets lost on every worker's links, each way.",
+        default=None, max_items=MOST_WORKERS, unit="percent",
+    )  # fmt: skip
+    inside_sites_loss_percent: float | None = setting(
+        "for the simulator: packets lost inside a site.",
+        default=None, minimum=0, maximum=MOST_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+    between_sites_loss_percent: float | None = setting(
+        "for the simulator: packets lost between sites.",
+        default=None, minimum=0, maximum=MOST_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
     cut_workers: tuple[_Index, ...] | None = setting(
         "ranks that are cut off from all others; an empty list restores.",
         default=None, max_items=MOST_WORKERS, unique=True,
@@ -111,6 +144,44 @@ class EnvironmentChange:
         "sites that are cut off from all others; an empty list restores.",
         default=None, max_items=MOST_WORKERS, unique=True,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentStraggler:
+    """For the simulator: workers that are slower than their cores say, always or now and then."""
+
+    workers: tuple[_Index, ...] = setting(
+        "their ranks; default: all.", default=(), max_items=MOST_WORKERS, unique=True
+    )
+    slowdown: float = setting(
+        "a step's core seconds are so many times the usual.", above=1, maximum=10_000
+    )
+    chance: float = setting(
+        "chance of each step to be so slow, by the job's seed.", default=1.0, above=0, maximum=1
+    )
+    begins: At | None = setting("from when on. Default: the start.", default=None)
+    ends: At | None = setting("until when. Default: the end of the run.", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentAbsence:
+    """For the simulator: a worker that leaves (its process dies), comes back, or comes late."""
+
+    worker: int = setting("its rank.", minimum=0, maximum=MOST_WORKERS - 1)
+    leaves: At | None = setting(
+        "when its process dies. Default: it is not there at the start.", default=None
+    )
+    comes: At | None = setting(
+        "when a new process of it is ready to train. Default: it stays away.", default=None
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.leaves) || has(self.comes)",
+            message="an absence needs leaves, comes or both",
+            holds=lambda it: it.leaves is not None or it.comes is not None,
+            reads=("leaves", "comes"),
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +217,16 @@ class Environment:
     changes: tuple[EnvironmentChange, ...] = setting(
         "what changes while the run goes on, in order of time.", default=(), max_items=1000
     )
+    stragglers: tuple[EnvironmentStraggler, ...] = setting(
+        "for the simulator: workers that are slower than their cores say.",
+        default=(), max_items=MOST_WORKERS,
+    )  # fmt: skip
+    absences: tuple[EnvironmentAbsence, ...] = setting(
+        "for the simulator: workers that leave, come back or come late.",
+        default=(), max_items=MOST_WORKERS,
+    )  # fmt: skip
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Where in its file each path stands, as far as that is known; no field of the file."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -180,3 +261,7 @@ class Environment:
         it. Raises: SpecError where the environment contradicts the job, naming both.
         """
         return plan_environment(self, workers, machine_cores, duration_s, source)
+
+    def check(self, job: Job, *, source: str = "the job") -> None:
+        """Raises: SpecError where workers come late to a job whose run would wait for them."""
+        check_start(self, job, source)

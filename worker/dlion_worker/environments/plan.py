@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, WorkerIdentity
+from dlion_worker.environments.loss import tcp_bytes_per_s
 
 BYTES_PER_MBIT = 125_000
 
@@ -36,6 +37,8 @@ class WorkerConditions:
     downlink: tuple[Pipe, ...] = ()
     latency_s: Mapping[Rank, float] = field(default_factory=dict)
     """One way, to each peer that has any."""
+    loss_fraction: Mapping[Rank, float] = field(default_factory=dict)
+    """Of the packets to each peer that any are lost to."""
     cut_peers: frozenset[Rank] = frozenset()
     """Peers to and from which nothing passes: neither an answer nor an error."""
 
@@ -61,7 +64,14 @@ class Conditions:
             *(pipe for pipe in self.workers[sender].uplink if receiver in pipe.peers),
             *(pipe for pipe in self.workers[receiver].downlink if sender in pipe.peers),
         ]
-        return min((pipe.bytes_per_s for pipe in pipes), default=float("inf"))
+        shaped = min((pipe.bytes_per_s for pipe in pipes), default=float("inf"))
+        return min(shaped, self.loss_bytes_per_s(sender, receiver))
+
+    def loss_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
+        """Payload that packet loss leaves of one link, whatever its rates; inf: nothing is lost."""
+        there, back = self.workers[sender], self.workers[receiver]
+        round_trip_s = there.latency_s.get(receiver, 0.0) + back.latency_s.get(sender, 0.0)
+        return tcp_bytes_per_s(there.loss_fraction.get(receiver, 0.0), round_trip_s)
 
 
 @dataclass(frozen=True)
@@ -73,11 +83,31 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """Workers whose steps take `slowdown` times their core seconds, each with that chance."""
+
+    ranks: frozenset[Rank]
+    slowdown: float
+    chance: float = 1.0
+    begins_s: float = 0.0
+    ends_s: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A worker that is not there. No `leaves_s`: from the start on; no `comes_s`: to the end."""
+
+    rank: Rank
+    leaves_s: float | None = None
+    comes_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """An environment applied to a job's workers on a machine of so many cores.
 
     The *shape* of the pipes (which peers share one) stays as it is at the start: a change gives
-    other rates, quotas and cuts.
+    other rates, latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
     """
 
     environment: str
@@ -88,6 +118,9 @@ class Plan:
     """For virtual time: what one relative unit (`quota_cores / core_scale` of them) computes."""
     initial: Conditions
     changes: tuple[Change, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+    absences: tuple[Absence, ...] = ()
+    """In order of worker and time; those of one worker do not overlap."""
 
     def at(self, time_s: float) -> Conditions:
         """The conditions that hold `time_s` after the start of the run."""
@@ -109,7 +142,11 @@ class Plan:
     @property
     def asks_for_latency(self) -> bool:
         """Whether any link is to be slower than the machine's own by a latency."""
-        return any(any(worker.latency_s.values()) for worker in self.initial.workers)
+        return any(
+            any(worker.latency_s.values())
+            for conditions in (self.initial, *(change.conditions for change in self.changes))
+            for worker in conditions.workers
+        )
 
     @property
     def limits_cpu(self) -> bool:

@@ -1,6 +1,6 @@
 """From an environment file and a job's workers to a plan: all arithmetic, all contradictions.
 
-Called by `Environment.plan` alone.
+Called by `Environment` alone.
 """
 
 from __future__ import annotations
@@ -9,8 +9,17 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dlion_api.document import line_of
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank, WorkerIdentity
+from dlion_worker.environments.happenings import (
+    absences_of,
+    happening_problems,
+    late_problems,
+    simulator_only_problems,
+    stragglers_of,
+)
+from dlion_worker.environments.loss import combined_fraction
 from dlion_worker.environments.plan import (
     BYTES_PER_MBIT,
     Change,
@@ -19,10 +28,12 @@ from dlion_worker.environments.plan import (
     Plan,
     WorkerConditions,
 )
+from dlion_worker.environments.times import Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dlion_api.spec import Job
     from dlion_worker.environments.model import Environment, EnvironmentChange
 
 MACHINE_FRACTION = 0.8
@@ -42,6 +53,10 @@ class _State:
     uplink_mbit_per_s: tuple[float | None, ...]
     downlink_mbit_per_s: tuple[float | None, ...]
     between_mbit_per_s: float | None
+    loss_percent: tuple[float, ...]
+    latency_ms: tuple[float, float]
+    """Inside sites, between sites; as the next."""
+    site_loss_percent: tuple[float, float]
     cut_workers: frozenset[int] = frozenset()
     cut_sites: frozenset[str] = frozenset()
 
@@ -57,18 +72,25 @@ def plan_environment(
 
     Raises: SpecError with every contradiction, naming environment and job.
     """
+    times = Times(environment.name, duration_s, source)
     problems = [
         *_count_problems(environment, workers, source),
-        *_change_problems(environment, duration_s, source),
+        *_change_problems(environment, times),
+        *happening_problems(environment, times),
     ]
+    if machine_cores is not None:
+        problems += simulator_only_problems(environment)
     if problems:
-        raise SpecError(problems, source=f"environment {environment.name}")
+        raise _wrong(environment, problems)
     states = _states(environment)
     scale = 1.0
     if machine_cores is not None:
         scale = _core_scale(environment, [state for _, state in states], machine_cores)
     timeline = [
-        (_seconds(change, duration_s), _conditions(environment, workers, state, scale))
+        (
+            times.seconds(None if change is None else change.at) or 0.0,
+            _conditions(environment, workers, state, scale),
+        )
         for change, state in states
     ]
     return Plan(
@@ -78,7 +100,22 @@ def plan_environment(
         samples_per_s_per_core=environment.samples_per_s_per_core,
         initial=timeline[0][1],
         changes=tuple(Change(time_s, conditions) for time_s, conditions in timeline[1:]),
+        stragglers=stragglers_of(environment, times),
+        absences=absences_of(environment, times),
     )
+
+
+def check_start(environment: Environment, job: Job, source: str) -> None:
+    """Raises: SpecError where the run would not begin without those who come late."""
+    if problems := list(late_problems(environment, job, source)):
+        raise _wrong(environment, problems)
+
+
+def _wrong(environment: Environment, problems: list[Problem]) -> SpecError:
+    """The problems with the lines of the file, as far as those are known."""
+    lines = environment.lines
+    placed = [replace(problem, line=line_of(problem.path, lines)) for problem in problems]
+    return SpecError(placed, source=f"environment {environment.name}")
 
 
 def _count_problems(
@@ -105,26 +142,17 @@ def _count_problems(
         )
 
 
-def _change_problems(
-    environment: Environment, duration_s: float | None, source: str
-) -> Iterable[Problem]:
+def _change_problems(environment: Environment, times: Times) -> Iterable[Problem]:
     everyone = list(range(environment.worker_count))
     site_names = [site.name for site in environment.sites]
     before_s = 0.0
     for index, change in enumerate(environment.changes):
         path = f"changes[{index}]"
-        if change.at.fraction is not None and duration_s is None:
-            yield Problem(
-                path=f"{path}.at.fraction",
-                message=f"environment {environment.name} changes at a fraction of the run, but "
-                f"{source} has no stop.maxSeconds to take the fraction of",
-                value=str(change.at.fraction),
-                advice="Set trainer.stop.maxSeconds, or give at.seconds.",
-            )
-        elif (at_s := _seconds(change, duration_s)) < before_s:
-            yield Problem(f"{path}.at", "changes must be in order of time", f"{at_s:g} s")
-        else:
-            before_s = at_s
+        yield from times.problems(change.at, f"{path}.at")
+        if (at_s := times.seconds(change.at)) is not None:
+            if at_s < before_s:
+                yield Problem(f"{path}.at", "changes must be in order of time", f"{at_s:g} s")
+            before_s = max(before_s, at_s)
         if change.permutation is not None and sorted(change.permutation) != everyone:
             yield Problem(
                 path=f"{path}.permutation",
@@ -148,12 +176,21 @@ def _change_problems(
 
 def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _State]]:
     machines = [m for machine in environment.workers for m in [machine] * machine.count]
-    between = environment.between_sites
+    inside, between = environment.inside_sites, environment.between_sites
     start = _State(
         cores=tuple(machine.cores for machine in machines),
         uplink_mbit_per_s=tuple(m.uplink_mbit_per_s or m.mbit_per_s for m in machines),
         downlink_mbit_per_s=tuple(m.downlink_mbit_per_s or m.mbit_per_s for m in machines),
         between_mbit_per_s=None if between is None else between.mbit_per_s,
+        loss_percent=tuple(machine.loss_percent for machine in machines),
+        latency_ms=(
+            0.0 if inside is None else inside.latency_ms,
+            0.0 if between is None else between.latency_ms,
+        ),
+        site_loss_percent=(
+            0.0 if inside is None else inside.loss_percent,
+            0.0 if between is None else between.loss_percent,
+        ),
     )
     states: list[tuple[EnvironmentChange | None, _State]] = [(None, start)]
     for change in environment.changes:
@@ -176,6 +213,15 @@ def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
         state = replace(state, uplink_mbit_per_s=rates, downlink_mbit_per_s=rates)
     if change.between_sites_mbit_per_s is not None:
         state = replace(state, between_mbit_per_s=change.between_sites_mbit_per_s)
+    if change.loss_percent is not None:
+        state = replace(state, loss_percent=change.loss_percent)
+    latencies = (change.inside_sites_latency_ms, change.between_sites_latency_ms)
+    losses = (change.inside_sites_loss_percent, change.between_sites_loss_percent)
+    state = replace(
+        state,
+        latency_ms=_named(latencies, state.latency_ms),
+        site_loss_percent=_named(losses, state.site_loss_percent),
+    )
     if change.cut_workers is not None:
         state = replace(state, cut_workers=frozenset(change.cut_workers))
     if change.cut_sites is not None:
@@ -183,14 +229,10 @@ def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
     return state
 
 
-def _seconds(change: EnvironmentChange | None, duration_s: float | None) -> float:
-    if change is None:
-        return 0.0
-    if change.at.seconds is not None:
-        return change.at.seconds
-    assert change.at.fraction is not None
-    assert duration_s is not None
-    return change.at.fraction * duration_s
+def _named(new: tuple[float | None, float | None], old: tuple[float, float]) -> tuple[float, float]:
+    """The new values where they are given."""
+    inside, between = new
+    return (old[0] if inside is None else inside, old[1] if between is None else between)
 
 
 def _core_scale(environment: Environment, states: list[_State], machine_cores: float) -> float:
@@ -211,7 +253,7 @@ def _core_scale(environment: Environment, states: list[_State], machine_cores: f
             advice="Use a larger machine, fewer workers, or give coreScale (quotas that together "
             "are more than the machine has are not kept).",
         )
-        raise SpecError([problem], source=f"environment {environment.name}")
+        raise _wrong(environment, [problem])
     return scale
 
 
@@ -230,7 +272,8 @@ def _conditions(
                 quota_cores=state.cores[k] * scale,
                 uplink=_pipes(environment, state, sites, k, state.uplink_mbit_per_s[k]),
                 downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
-                latency_s=_latencies(environment, sites, k),
+                latency_s=_latencies(state, sites, k),
+                loss_fraction=_losses(state, sites, k),
                 cut_peers=frozenset(Rank(j) for j in peers if _is_cut(state, sites, k, j)),
             )
         )
@@ -257,13 +300,23 @@ def _pipes(
     )
 
 
-def _latencies(environment: Environment, sites: list[str], k: int) -> dict[Rank, float]:
+def _latencies(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
     latencies = {}
     for j, site in enumerate(sites):
-        reach = environment.inside_sites if site == sites[k] else environment.between_sites
-        if j != k and reach is not None and reach.latency_ms:
-            latencies[Rank(j)] = reach.latency_ms / 1000
+        latency_ms = state.latency_ms[site != sites[k]]
+        if j != k and latency_ms:
+            latencies[Rank(j)] = latency_ms / 1000
     return latencies
+
+
+def _losses(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
+    losses = {}
+    for j, site in enumerate(sites):
+        on_the_way = state.site_loss_percent[site != sites[k]]
+        parts = (state.loss_percent[k], on_the_way, state.loss_percent[j])
+        if j != k and any(parts):
+            losses[Rank(j)] = combined_fraction(parts)
+    return losses
 
 
 def _is_cut(state: _State, sites: list[str], k: int, j: int) -> bool:

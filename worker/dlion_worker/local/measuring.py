@@ -218,17 +218,22 @@ class QuotaLedger:
 
 
 def latencies_not_imposed(plan: Plan) -> list[Comparison]:
-    """The latencies that were asked for where nothing can impose them."""
+    """The latencies that were asked for where nothing can impose them, each at its largest."""
+    every = (plan.initial, *(change.conditions for change in plan.changes))
+    largest: dict[tuple[Rank, Rank], float] = {}
+    for worker in (worker for conditions in every for worker in conditions.workers):
+        for peer, seconds in worker.latency_s.items():
+            link = (worker.rank, peer)
+            largest[link] = max(seconds, largest.get(link, 0.0))
     return [
         Comparison(
             quantity=Quantity.LATENCY,
-            rank=worker.rank,
+            rank=rank,
             peer=peer,
             requested=seconds,
             measured=None,
             note="requested latency not imposed: this way of shaping links has none",
         )
-        for worker in plan.initial.workers
-        for peer, seconds in sorted(worker.latency_s.items())
+        for (rank, peer), seconds in sorted(largest.items())
         if seconds > 0
     ]

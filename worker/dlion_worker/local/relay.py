@@ -220,8 +220,10 @@ class _DelayLine:
     def __init__(self, direction: Direction, sink: socket.socket) -> None:
         self._direction = direction
         self._sink = sink
-        in_flight = int(direction.latency_s / CHUNK_S)
-        self._due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=in_flight + 2)
+        self._due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        self._held = 0
+        """Chunks that have not reached the sink, the one that is on its way included."""
+        self._fewer = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -229,24 +231,31 @@ class _DelayLine:
 
     async def send(self, data: bytes) -> None:
         loop = asyncio.get_running_loop()
-        if not self._direction.latency_s and self._due.empty():
+        if not self._direction.latency_s and not self._held:
             await loop.sock_sendall(self._sink, data)
             return
         assert self._task is not None
+        while self._held > self._direction.latency_s / CHUNK_S + 1 and not self._task.done():
+            self._fewer.clear()
+            await self._fewer.wait()
         if self._task.done():
             self._task.result()  # raises what ended it
-        await self._due.put((loop.time() + self._direction.latency_s, data))
+        self._held += 1
+        self._due.put_nowait((loop.time() + self._direction.latency_s, data))
 
     async def _deliver(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            due_s, data = await self._due.get()
-            if data:
+        try:
+            while True:
+                due_s, data = await self._due.get()
+                if not data:
+                    return
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
                 await loop.sock_sendall(self._sink, data)
-            self._due.task_done()
-            if not data:
-                return
+                self._held -= 1
+                self._fewer.set()
+        finally:
+            self._fewer.set()
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         assert self._task is not None

@@ -1,0 +1,185 @@
+"""What happens to workers and links beside rates and cuts: loss, stragglers, comings and goings.
+
+Called by `planning`, whose arithmetic of time it shares. All of it is for virtual time alone: on
+real processes it is refused, by name, rather than left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import Problem
+from dlion_api.names import Rank
+from dlion_worker.environments.plan import Absence, Straggler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dlion_api.spec import Job
+    from dlion_worker.environments.model import Environment, EnvironmentAbsence
+    from dlion_worker.environments.model import EnvironmentStraggler as StragglerFields
+    from dlion_worker.environments.times import Times
+
+ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
+ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
+ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
+
+
+def happening_problems(environment: Environment, times: Times) -> Iterable[Problem]:
+    """Everything about stragglers, absences and loss that makes no sense."""
+    everyone = range(environment.worker_count)
+    for index, straggler in enumerate(environment.stragglers):
+        path = f"stragglers[{index}]"
+        yield from _rank_problems(straggler.workers, everyone, f"{path}.workers")
+        yield from times.problems(straggler.begins, f"{path}.begins")
+        yield from times.problems(straggler.ends, f"{path}.ends")
+        begins_s, ends_s = times.seconds(straggler.begins), times.seconds(straggler.ends)
+        if ends_s is not None and ends_s <= (begins_s or 0.0):
+            yield Problem(f"{path}.ends", "must be after begins", f"{ends_s:g} s")
+    for rank, own in _by_worker(environment.absences):
+        yield from _absence_problems(rank, own, everyone, times)
+    if len({rank for rank, _ in _late(environment)}) == len(everyone):
+        yield Problem(
+            "absences", "nobody is there at the start", allowed="a worker whose absence has leaves"
+        )
+    for index, change in enumerate(environment.changes):
+        losses = change.loss_percent
+        if losses is not None and len(losses) != len(everyone):
+            yield Problem(
+                path=f"changes[{index}].lossPercent",
+                message="must hold a value for every worker",
+                value=f"{len(losses)} values",
+                allowed=f"{len(everyone)} values",
+            )
+
+
+def _absence_problems(
+    rank: int, own: Sequence[tuple[int, EnvironmentAbsence]], everyone: range, times: Times
+) -> Iterable[Problem]:
+    """One worker's absences: in order of time, each after it has come back from the last."""
+    back_s: float | None = None
+    for place, (index, absence) in enumerate(own):
+        path = f"absences[{index}]"
+        yield from _rank_problems([rank], everyone, f"{path}.worker")
+        yield from times.problems(absence.leaves, f"{path}.leaves")
+        yield from times.problems(absence.comes, f"{path}.comes")
+        leaves_s, comes_s = times.seconds(absence.leaves), times.seconds(absence.comes)
+        if comes_s is not None and comes_s <= (leaves_s or 0.0):
+            yield Problem(f"{path}.comes", "must be after leaves", f"{comes_s:g} s")
+        if place and (back_s is None or leaves_s is None or leaves_s <= back_s):
+            yield Problem(
+                path=path,
+                message=f"worker {rank} cannot leave before it has come back",
+                value="the start" if leaves_s is None else f"{leaves_s:g} s",
+                allowed="nothing: it stays away" if back_s is None else f"after {back_s:g} s",
+            )
+        back_s = comes_s
+
+
+def _rank_problems(ranks: Iterable[int], everyone: range, path: str) -> Iterable[Problem]:
+    unknown = [rank for rank in ranks if rank not in everyone]
+    if unknown:
+        yield Problem(
+            path=path,
+            message="there is no such worker",
+            value=", ".join(map(str, unknown)),
+            allowed=f"0 to {everyone[-1]}",
+        )
+
+
+def _by_worker(
+    absences: Sequence[EnvironmentAbsence],
+) -> Iterable[tuple[int, list[tuple[int, EnvironmentAbsence]]]]:
+    indexed = sorted(enumerate(absences), key=lambda pair: pair[1].worker)
+    for rank, own in itertools.groupby(indexed, key=lambda pair: pair[1].worker):
+        yield rank, list(own)
+
+
+def _late(environment: Environment) -> list[tuple[int, int]]:
+    """Ranks of those who are not there at the start, each with the place of that in the file."""
+    return [(a.worker, i) for i, a in enumerate(environment.absences) if a.leaves is None]
+
+
+def late_problems(environment: Environment, job: Job, source: str) -> Iterable[Problem]:
+    """Workers that come late to a run which would wait for them."""
+    spec, late = job.spec, _late(environment)
+    late_ranks = {rank for rank, _ in late}
+    sites = {worker.site for worker in job.workers() if worker.rank not in late_ranks}
+    for rank, index in late:
+        path = f"absences[{index}]"
+        if spec.start_deadline_seconds is None:
+            yield Problem(
+                path=path,
+                message=f"{source} has no startDeadlineSeconds: its run does not begin before "
+                f"worker {rank} has come",
+                allowed="workers that are there at the start",
+                advice="Set startDeadlineSeconds, or give leaves as well.",
+            )
+        elif len(sites) < spec.min_sites:
+            yield Problem(
+                path=path,
+                message=f"{source} does not begin with fewer than {spec.min_sites} sites "
+                "(minSites)",
+                value=f"{len(sites)} sites at the start",
+                advice="Lower minSites, or let a worker of another site be there.",
+            )
+
+
+def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
+    """What of the file cannot be imposed on real processes."""
+    found = [
+        *((f"absences[{i}]", ADVICE_ABSENCE) for i in range(len(environment.absences))),
+        *((f"stragglers[{i}]", ADVICE_STRAGGLER) for i in range(len(environment.stragglers))),
+        *((path, ADVICE_LOSS) for path in _paths_of_loss(environment)),
+    ]
+    for path, advice in found:
+        yield Problem(
+            path=path,
+            message="is for `dlion simulate` only: `dlion run` cannot impose it",
+            advice=advice,
+        )
+
+
+def _paths_of_loss(environment: Environment) -> Iterable[str]:
+    for index, machine in enumerate(environment.workers):
+        if machine.loss_percent:
+            yield f"workers[{index}].lossPercent"
+    for name, reach in (
+        ("insideSites", environment.inside_sites),
+        ("betweenSites", environment.between_sites),
+    ):
+        if reach is not None and reach.loss_percent:
+            yield f"{name}.lossPercent"
+    for index, change in enumerate(environment.changes):
+        if any(change.loss_percent or ()):
+            yield f"changes[{index}].lossPercent"
+        if change.inside_sites_loss_percent:
+            yield f"changes[{index}].insideSitesLossPercent"
+        if change.between_sites_loss_percent:
+            yield f"changes[{index}].betweenSitesLossPercent"
+
+
+def absences_of(environment: Environment, times: Times) -> tuple[Absence, ...]:
+    """In seconds, in order of worker and time."""
+    return tuple(
+        Absence(Rank(rank), times.seconds(absence.leaves), times.seconds(absence.comes))
+        for rank, own in _by_worker(environment.absences)
+        for _, absence in own
+    )
+
+
+def stragglers_of(environment: Environment, times: Times) -> tuple[Straggler, ...]:
+    """In seconds, in the order of the file."""
+    return tuple(_straggler(fields, environment, times) for fields in environment.stragglers)
+
+
+def _straggler(fields: StragglerFields, environment: Environment, times: Times) -> Straggler:
+    ends_s = times.seconds(fields.ends)
+    return Straggler(
+        ranks=frozenset(map(Rank, fields.workers or range(environment.worker_count))),
+        slowdown=fields.slowdown,
+        chance=fields.chance,
+        begins_s=times.seconds(fields.begins) or 0.0,
+        ends_s=float("inf") if ends_s is None else ends_s,
+    )
