@@ -237,3 +237,4 @@ def _check(matrix: Matrix, document: dict[str, Any]) -> None:
                 loaded.plan(
                     job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
                 )
+                loaded.check(job, source=str(matrix.file))

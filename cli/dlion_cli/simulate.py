@@ -126,6 +126,7 @@ def simulate(
     plan = loaded.plan(
         job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
     )
+    loaded.check(job, source=str(file))
     now = datetime.now().astimezone()
     console = Console(stderr=output == "json")
     with (

@@ -107,17 +107,7 @@ def four_workers(path: Path, **document: Any) -> str:
     return str(path)
 
 
-def test_a_link_that_stays_cut_ends_in_words_and_time_stops_with_the_run(tmp_path: Path) -> None:
-    cut = {"sites": [{"name": "a", "workers": 3}, {"name": "b", "workers": 1}]}
-    change = {"at": {"seconds": 5}, "cutSites": ["b"]}
-    environment = four_workers(tmp_path / "cut.yaml", **cut, changes=[change])
-    command = [
-        sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", environment,
-        "--set", "trainer.stop={maxSteps: 1000}", "--no-report", "--out", str(tmp_path / "cut"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.UNAVAILABLE
-    assert "worker 0 waits for 3" in done.stderr
+def test_time_stops_with_the_run(tmp_path: Path) -> None:
     late = {"at": {"seconds": 5000}, "cores": [1, 1, 1, 1]}
     environment = four_workers(tmp_path / "late.yaml", changes=[late])
     summary = simulate(

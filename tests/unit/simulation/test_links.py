@@ -9,7 +9,7 @@ from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
 from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.interface import Message, MessageKind
 from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.links import HEADER_BYTES, VirtualLink
+from dlion_worker.simulation.links import HEADER_BYTES, MOST_QUEUED, VirtualLink
 from dlion_worker.simulation.network import WIRE_EFFICIENCY, Network
 
 RATE = 1e6
@@ -21,17 +21,28 @@ class Setting:
     def __init__(self, rule: QueueRule = QueueRule.KEEP, latency_s: float = 0.0) -> None:
         self.clock = VirtualClock()
         pipe = Pipe(frozenset({Rank(1)}), RATE / WIRE_EFFICIENCY)
-        plan = Conditions((WorkerConditions(Rank(0), uplink=(pipe,)), WorkerConditions(Rank(1))))
+        self.pipe = pipe
+        self.network = Network(self.clock, self.conditions(latency_s))
         self.delivered: list[tuple[int, float]] = []
+        self.given_up: list[str] = []
         self.link = VirtualLink(
             self.clock,
-            Network(self.clock, plan),
+            self.network,
             sender=Rank(0),
             receiver=Rank(1),
-            latency_s=latency_s,
             rule=rule,
             deliver=lambda m: self.delivered.append((m.iteration, self.clock.now_s)),
+            give_up=self.give_up,
         )
+        self.link.open()
+
+    def conditions(self, latency_s: float) -> Conditions:
+        first = WorkerConditions(Rank(0), uplink=(self.pipe,), latency_s={Rank(1): latency_s})
+        return Conditions((first, WorkerConditions(Rank(1))))
+
+    def give_up(self, reason: str) -> None:
+        self.given_up.append(reason)
+        self.link.close()
 
     def run_until(self, seconds: float) -> None:
         done = []
@@ -93,3 +104,65 @@ def test_room_is_a_budget_less_what_is_held_above_half_of_one() -> None:
     assert it.link.room_bytes() == pytest.approx(500_000, abs=150)
     it.run_until(0.75)
     assert it.link.room_bytes() == 1_000_000
+
+
+def test_a_link_that_is_closed_loses_what_is_on_it_and_says_so() -> None:
+    it = Setting(latency_s=0.5)
+    for iteration in (1, 2, 3):
+        it.link.push(gradient(iteration, 1_000_000))
+    it.run_until(1.25)  # the first has left and not arrived, the second is under way
+    it.link.close()
+    assert it.link.state().dropped_messages == 2
+    assert not it.link.state().connected
+    arrived = it.link.state().acknowledged_total
+    assert arrived == pytest.approx(1_250_000, abs=400)
+    it.link.push(gradient(4, 1000))
+    it.run_until(9.0)
+    assert it.delivered == []
+    assert it.link.state().queued_bytes == it.link.state().unacknowledged_bytes == 0
+    it.link.open()
+    it.link.push(gradient(5, 1_000_000))
+    it.run_until(20.0)
+    assert [iteration for iteration, _ in it.delivered] == [5]
+    assert it.link.state().acknowledged_total == pytest.approx(arrived + 1_000_000, abs=400)
+
+
+def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> None:
+    it = Setting()
+    it.link.set_budget(200_000)  # a window of four messages
+    for iteration in range(MOST_QUEUED + 4):
+        it.link.push(gradient(iteration, 100_000))
+    assert it.given_up == []
+    it.link.push(gradient(99, 100_000))
+    assert len(it.given_up) == 1
+    assert f"allowed: {MOST_QUEUED}" in it.given_up[0]
+    newest = Setting(QueueRule.NEWEST)
+    for iteration in range(3 * MOST_QUEUED):
+        newest.link.push(gradient(iteration, 1_000_000))
+    assert newest.given_up == []
+
+
+def test_a_state_travels_beside_messages_and_counts_as_sent() -> None:
+    it = Setting(latency_s=0.25)
+    taken: list[float] = []
+    it.link.pull(1_000_000 - HEADER_BYTES, lambda: taken.append(it.clock.now_s))
+    it.link.push(gradient(1, 500_000))
+    it.run_until(9.0)
+    assert dict(it.delivered) == pytest.approx({1: 1.25})
+    assert taken == [pytest.approx(1.75)]
+    assert it.link.state().sent_total == pytest.approx(1_500_000, abs=400)
+    assert it.link.take_delivery().acknowledged_bytes == pytest.approx(500_000, abs=400)
+    it.link.pull(1_000_000, lambda: taken.append(-1.0))
+    it.link.close()
+    it.run_until(20.0)
+    assert len(taken) == 1
+
+
+def test_a_latency_that_falls_does_not_let_a_message_overtake() -> None:
+    it = Setting(latency_s=2.0)
+    it.link.push(gradient(1, 1_000_000))
+    it.run_until(1.5)
+    it.network.set_conditions(it.conditions(0.1))
+    it.link.push(gradient(2, 100_000))
+    it.run_until(9.0)
+    assert it.delivered == [(1, pytest.approx(3.0)), (2, pytest.approx(3.0))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from dlion_api.names import Rank
+from dlion_worker.environments.loss import tcp_bytes_per_s
 from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
 from dlion_worker.simulation.clock import VirtualClock
 from dlion_worker.simulation.network import WIRE_EFFICIENCY, Network
@@ -78,6 +80,29 @@ def test_nothing_passes_a_cut_link_until_it_is_restored() -> None:
     network = Network(clock, conditions([RATE, RATE], cut=frozenset({Rank(1)})))
     clock.after(5.0, lambda: network.set_conditions(conditions([RATE, RATE])))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(6.0)}
+
+
+def test_loss_leaves_a_link_what_the_formula_says_and_others_the_rest() -> None:
+    lossy = Conditions(
+        tuple(
+            replace(
+                worker,
+                latency_s={Rank(1): 0.02} if worker.rank == 0 else {Rank(0): 0.03},
+                loss_fraction={Rank(1): 0.02} if worker.rank == 0 else {},
+            )
+            for worker in conditions([RATE, RATE, RATE]).workers
+        )
+    )
+    left = tcp_bytes_per_s(0.02, 0.05)
+    assert left < RATE / 2
+    clock = VirtualClock()
+    times = finished(Network(clock, lossy), clock, [(0, 1, 1_000_000), (0, 2, 1_000_000)])
+    assert times[0, 1] == pytest.approx(1_000_000 / left)
+    assert times[0, 2] == pytest.approx(1_000_000 / (RATE - left))
+    clock = VirtualClock()
+    both = finished(Network(clock, lossy), clock, [(0, 1, 500_000), (1, 0, 1_000_000)])
+    assert both[0, 1] == pytest.approx(500_000 / left)
+    assert both[1, 0] == pytest.approx(1.0)
 
 
 def test_a_transfer_that_is_given_up_never_ends_and_leaves_its_share() -> None:

@@ -2,7 +2,8 @@
 
 Owns the transfers and their rates. Called by `links`, transfer by transfer. A transfer takes part
 in the pipes of its link (the sender's uplink and the receiver's downlink, `environments.plan`);
-rates are max-min fair, as TCP streams in fair queues come to. Nothing is known here of messages.
+rates are max-min fair, as TCP streams in fair queues come to. What packet loss leaves of a link is
+one more pipe, for that link alone. Nothing is known here of messages.
 
 Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2 (progressive filling).
 Shape suffixes: F transfers, P pipes, M memberships of transfers in pipes.
@@ -82,6 +83,14 @@ class Network:
         self._settle()
         return transfer.left_bytes
 
+    def latency_s(self, sender: Rank, receiver: Rank) -> float:
+        """One way, as it is now."""
+        return self._conditions.worker(sender).latency_s.get(receiver, 0.0)
+
+    def round_trip_s(self, one: Rank, other: Rank) -> float:
+        """There and back, as it is now."""
+        return self.latency_s(one, other) + self.latency_s(other, one)
+
     def set_conditions(self, conditions: Conditions) -> None:
         """Other rates from now on."""
         self._settle()
@@ -148,7 +157,12 @@ class Network:
             own, other = self._conditions.worker(sender), self._conditions.worker(receiver)
             up = [(sender, True, i) for i, p in enumerate(own.uplink) if receiver in p.peers]
             down = [(receiver, False, i) for i, p in enumerate(other.downlink) if sender in p.peers]
-            known = self._pipes[sender, receiver] = tuple(self._pipe(key) for key in (*up, *down))
+            pipes = [self._pipe(key) for key in (*up, *down)]
+            left_bytes_per_s = self._conditions.loss_bytes_per_s(sender, receiver)
+            if left_bytes_per_s < float("inf"):
+                pipes.append(len(self._pipe_bytes_per_s))
+                self._pipe_bytes_per_s.append(left_bytes_per_s)
+            known = self._pipes[sender, receiver] = tuple(pipes)
         return known
 
     def _pipe(self, key: tuple[Rank, bool, int]) -> int:

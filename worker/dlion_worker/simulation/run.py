@@ -3,7 +3,7 @@
 Owns the run: workers put together, the environment's changes, evaluation, the end. Called by the
 command line, which says where records go. The same inputs give the same records and weights, bit
 for bit, on one type of processor: all order is the virtual clock's, and an operation of TensorFlow
-has one thread.
+has one thread. Who takes part when is `roster`'s business, the end `ending`'s.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
 from dlion_worker import policies
 from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.catalogue import messages_must_arrive
+from dlion_worker.policies.interface import MessageArrived
 from dlion_worker.policies.topology import neighbours_of
 from dlion_worker.sidecar.director import Director
 from dlion_worker.simulation.clock import Appointment, VirtualClock
 from dlion_worker.simulation.costs import StepCosts
+from dlion_worker.simulation.ending import VirtualFinale
 from dlion_worker.simulation.links import VirtualLink
 from dlion_worker.simulation.network import Network
+from dlion_worker.simulation.pace import Pace
+from dlion_worker.simulation.roster import Roster
 from dlion_worker.simulation.trace import Trace
 from dlion_worker.simulation.worker import Phase, Surroundings, VirtualWorker, WorkerParts
-from dlion_worker.trainer.finishing import Replica, choose_model, keep_model
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.stopping import EvaluationSchedule
@@ -43,12 +45,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dlion_api.measurements import Capacity
     from dlion_api.names import Rank, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
     from dlion_worker.environments.plan import Change, Conditions, Plan
-    from dlion_worker.trainer.snapshot import WorkerState
+    from dlion_worker.policies.interface import Message
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,11 @@ class Simulation:
         self._network = Network(self._clock, plan.initial)
         self._costs = StepCosts(1.0 / plan.samples_per_s_per_core, fixed_core_s)
         self._thread_count = thread_count or len(os.sched_getaffinity(0))
-        self._workers: dict[Rank, VirtualWorker] = {}
-        self._schedules: dict[Rank, EvaluationSchedule] = {}
+        self._conditions = plan.initial
+        self._loaded: dict[Rank, datasets.DataSet] = {}
+        self._paces: dict[Rank, Pace] = {}
+        every_samples = job.spec.trainer.evaluation.every_samples
+        self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = ""
         self._ended_s: float | None = None
         self._to_come: list[Appointment] = []
@@ -111,9 +115,13 @@ class Simulation:
         if not self._stop_reason:
             raise UnavailableError(self._deadlock())
         virtual_s = self._now_s()
-        self._finish()
-        for rank in sorted(self._workers):
-            self._trace.weights(self._workers[rank].parts.replica.model.weights_D)
+        inside = self._roster.inside
+        VirtualFinale(self._job, inside, self._evaluator).run(
+            ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
+        )
+        self._evaluator.close()
+        for worker in inside.values():
+            self._trace.weights(worker.parts.replica.model.weights_D)
         return SimulationOutcome(
             self._stop_reason,
             virtual_s,
@@ -124,23 +132,38 @@ class Simulation:
     # ---- putting together ----------------------------------------------------------------------
 
     def _put_together(self, executor: ThreadPoolExecutor) -> None:
-        trainer, identities = self._job.spec.trainer, self._job.workers()
-        program = programs.load(trainer.program, directory=self._program_root)
-        first: FlatModel | None = None
-        around = Surroundings(
-            self._clock, executor, told=self._told, stepped=self._stepped, stopped=self._stopped
+        trainer = self._job.spec.trainer
+        self._program = programs.load(trainer.program, directory=self._program_root)
+        first = self._job.workers()[0]
+        data = self._data(first)
+        self._loaded[first.rank] = data
+        self._first = self._model(self._program, data)
+        self._evaluator = self._evaluator_of(self._first, data)
+        self._roster = Roster(
+            self._job,
+            self._plan,
+            self._clock,
+            self._network,
+            build=self._worker,
+            stopped=self._stop,
         )
-        for identity in identities:
-            data = datasets.load(self._job, identity, program=program, data_root=self._data_root)
-            if first is None:
-                first = self._model(program, data)
-                self._evaluator = self._evaluator_of(first, data)
-            parts = self._parts(identity, data, first)
-            parts.reporter.data_loaded(data)
-            self._workers[identity.rank] = VirtualWorker(parts, around)
-            self._schedules[identity.rank] = EvaluationSchedule(trainer.evaluation.every_samples)
-        for identity in identities:
-            self._link(identity.rank)
+        self._around = Surroundings(
+            self._clock,
+            executor,
+            told=self._roster.told,
+            stepped=self._stepped,
+            stopped=self._stopped,
+        )
+
+    def _worker(self, identity: WorkerIdentity, incarnation: int) -> VirtualWorker:
+        data = self._loaded.pop(identity.rank, None) or self._data(identity)
+        parts = self._parts(identity, data, incarnation)
+        parts.reporter.data_loaded(data)
+        self._link(parts)
+        return VirtualWorker(parts, self._around)
+
+    def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
+        return datasets.load(self._job, identity, program=self._program, data_root=self._data_root)
 
     def _model(self, program: programs.Program, data: datasets.DataSet) -> FlatModel:
         trainer = self._job.spec.trainer
@@ -169,10 +192,10 @@ class Simulation:
         )
 
     def _parts(
-        self, identity: WorkerIdentity, data: datasets.DataSet, first: FlatModel
+        self, identity: WorkerIdentity, data: datasets.DataSet, incarnation: int
     ) -> WorkerParts:
         job, rank = self._job, identity.rank
-        model = first.sibling(seed=job.spec.trainer.seed, rank=rank)
+        model = self._first.sibling(seed=job.spec.trainer.seed, rank=rank)
         optimizer = FlatOptimizer(job.spec.trainer.optimizer, model.layout.size)
         return WorkerParts(
             job=job,
@@ -183,30 +206,40 @@ class Simulation:
             director=Director(job, rank),
             reporter=Reporter(
                 rank=rank,
-                incarnation=1,
+                incarnation=incarnation,
                 start_monotonic_s=0.0,
                 send=self._trace.take,
                 clock_s=self._now_s,
             ),
             training_set_samples=data.training_set_samples,
             costs=self._costs,
-            units=self._units(self._plan.initial, rank),
+            pace=self._pace(rank),
+            units=self._units(self._conditions, rank),
         )
 
-    def _link(self, sender: Rank) -> None:
-        keep = messages_must_arrive(self._job.spec)
-        latencies = self._plan.initial.worker(sender).latency_s
+    def _pace(self, rank: Rank) -> Pace:
+        """One for all incarnations: a new process does not begin the draws anew."""
+        if rank not in self._paces:
+            self._paces[rank] = Pace(
+                self._plan.stragglers, seed=self._job.spec.trainer.seed, rank=rank
+            )
+        return self._paces[rank]
+
+    def _link(self, parts: WorkerParts) -> None:
+        keep, sender = messages_must_arrive(self._job.spec), parts.rank
         for receiver in sorted(neighbours_of(self._job, sender)):
-            worker = self._workers[receiver]
-            self._workers[sender].parts.links[receiver] = VirtualLink(
+            parts.links[receiver] = VirtualLink(
                 self._clock,
                 self._network,
                 sender=sender,
                 receiver=receiver,
-                latency_s=latencies.get(receiver, 0.0),
                 rule=QueueRule.KEEP if keep else QueueRule.NEWEST,
-                deliver=partial(worker.deliver, sender),
+                deliver=partial(self._deliver, sender, receiver),
+                give_up=partial(self._roster.give_up, sender, receiver),
             )
+
+    def _deliver(self, sender: Rank, receiver: Rank, message: Message) -> None:
+        self._roster.workers[receiver].arrive(MessageArrived(sender, message))
 
     def _units(self, conditions: Conditions, rank: Rank) -> float:
         quota = conditions.worker(rank).quota_cores
@@ -215,39 +248,23 @@ class Simulation:
     # ---- the run -------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        members = tuple(
-            Member(identity, 1, MemberState.READY, "", "") for identity in self._job.workers()
-        )
-        membership = Membership(1, self._job.key, len(members), members)
-        for rank, worker in self._workers.items():
-            peers = worker.parts.links
-            alone = {p: self._plan.initial.link_bytes_per_s(rank, p) for p in peers}
-            worker.meet(membership, alone)
-        for worker in self._workers.values():
-            worker.join(worker.parts.links)
-            linked = f"linked with {len(worker.parts.links)} workers"
-            worker.parts.reporter.event(EventReason.TRAINING_STARTED, linked)
+        self._roster.begin()
         self._to_come = [
             self._clock.after(change.time_s, partial(self._change, change))
             for change in self._plan.changes
         ]
+        self._to_come += self._roster.appointments()
         if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
-            over = partial(
-                self._stopped, next(iter(self._workers)), f"maxSeconds {most_s:g} reached"
-            )
+            over = partial(self._stop, f"maxSeconds {most_s:g} reached")
             self._to_come.append(self._clock.after(most_s, over))
-        for worker in self._workers.values():
+        for worker in self._roster.workers.values():
             worker.begin_step()
 
     def _change(self, change: Change) -> None:
-        self._network.set_conditions(change.conditions)
-        for rank, worker in self._workers.items():
+        self._conditions = change.conditions
+        self._roster.change(change.conditions)
+        for rank, worker in self._roster.present.items():
             worker.change_units(self._units(change.conditions, rank))
-
-    def _told(self, rank: Rank, capacity: Capacity) -> None:
-        for peer, worker in self._workers.items():
-            if peer != rank:
-                worker.heard(capacity)
 
     def _stepped(self, worker: VirtualWorker) -> None:
         if not self._schedules[worker.rank].due(worker.progress):
@@ -260,13 +277,18 @@ class Simulation:
         if reason is not None:
             self._stopped(worker.rank, reason)
 
+    def _stop(self, reason: str) -> None:
+        """Nobody in particular says so."""
+        ranks = [*self._roster.inside, *self._roster.workers]
+        self._stopped(ranks[0], reason)
+
     def _stopped(self, rank: Rank, reason: str) -> None:
         if self._stop_reason:
             return
         self._stop_reason = reason
-        self._workers[rank].parts.reporter.event(EventReason.TRAINING_STOPPED, reason)
-        for worker in self._workers.values():
-            worker.stopping = reason
+        worker = self._roster.workers[rank]
+        worker.parts.reporter.event(EventReason.TRAINING_STOPPED, reason)
+        self._roster.stop(reason)
         for appointment in self._to_come:
             appointment.cancel()
 
@@ -276,56 +298,29 @@ class Simulation:
 
     def _note_the_end(self) -> None:
         """After the stop nobody begins anything: what is under way takes no time of the run."""
-        phases = {worker.phase for worker in self._workers.values()}
-        if self._stop_reason and self._ended_s is None and Phase.COMPUTING not in phases:
+        if not self._stop_reason or self._ended_s is not None:
+            return
+        if all(w.phase is not Phase.COMPUTING for w in self._roster.workers.values()):
             self._ended_s = self._clock.now_s
 
     def _deadlock(self) -> str:
-        waits = "; ".join(
-            f"worker {rank} waits for {', '.join(map(str, sorted(worker.awaited())))}"
-            for rank, worker in self._workers.items()
+        who = "; ".join(
+            f"worker {rank} {self._stuck(worker)}" for rank, worker in self._roster.workers.items()
         )
         return (
-            f"nobody can go on after {self._clock.now_s:g} virtual seconds: {waits}. Does the "
-            "environment cut links that it never restores?"
+            f"nobody can go on after {self._clock.now_s:g} virtual seconds: {who}. Does the "
+            "environment take workers or links away that it never restores?"
         )
+
+    def _stuck(self, worker: VirtualWorker) -> str:
+        match worker.phase:
+            case Phase.GONE:
+                return "is gone"
+            case Phase.ENTERING:
+                return "waits for others to come"
+        return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(
-            worker.phase is Phase.STOPPED for worker in self._workers.values()
+            worker.phase is Phase.STOPPED for worker in self._roster.present.values()
         )
-
-    # ---- the end -------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        """Replicas evaluated as they are, and one model saved for each site."""
-        replicas = []
-        for rank, worker in self._workers.items():
-            progress, replica = worker.progress, worker.parts.replica
-            tag = (progress.iteration, progress.own_samples, self._now_s())
-            final = self._evaluator.evaluate_all(tag, snapshot=replica.model.snapshot())
-            worker.parts.reporter.evaluation(final, final=True)
-            replicas.append(
-                Replica(rank, replica.state(), progress.own_samples, progress.iteration)
-            )
-        about, state = choose_model(
-            self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=self._stop_reason
-        )
-        leads = {worker.site: worker.rank for worker in reversed(self._job.workers())}
-        for site, rank in sorted(leads.items()):
-            keep_model(about, state, save=self._save, results_dir=self._results_dir, site=site)
-            self._workers[rank].parts.reporter.event(
-                EventReason.MODEL_SAVED, str(about), iteration=max(r.iteration for r in replicas)
-            )
-        self._evaluator.close()
-
-    def _first_replica(self) -> LocalReplica:
-        return next(iter(self._workers.values())).parts.replica
-
-    def _accuracy_of(self, state: WorkerState) -> float:
-        snapshot = self._first_replica().snapshot_of(state)
-        return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
-
-    def _save(self, path: Path, state: WorkerState) -> None:
-        replica = self._first_replica()
-        replica.model.save_keras(path, snapshot=replica.snapshot_of(state))

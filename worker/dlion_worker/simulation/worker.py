@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import CpuAllowance, Peers, SpeedProbe, StepTiming
+from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
 from dlion_worker.policies.interface import (
@@ -20,45 +20,46 @@ from dlion_worker.policies.interface import (
     Event,
     LocalStepDone,
     Machine,
-    MemberJoined,
-    Message,
     MessageArrived,
+    MessageKind,
 )
+from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.gradient_norms import NormMeter
+from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.loop import DivergedError
 from dlion_worker.trainer.reporting import worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Executor, Future
 
     from dlion_api.measurements import Capacity, Directive
-    from dlion_api.membership import Membership
     from dlion_api.names import Rank
     from dlion_api.spec import Job
+    from dlion_worker.exchange import ExchangeEvent
+    from dlion_worker.policies.interface import Message
     from dlion_worker.sidecar.director import Director
     from dlion_worker.simulation.clock import Appointment, VirtualClock
     from dlion_worker.simulation.costs import StepCosts
+    from dlion_worker.simulation.entrance import VirtualEntrance
     from dlion_worker.simulation.links import VirtualLink
+    from dlion_worker.simulation.pace import Pace
     from dlion_worker.trainer.replica import LocalReplica
     from dlion_worker.trainer.reporting import Reporter
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.model import StepResult
 
-PROBE_CORE_S = 1.0
-"""Of measuring before the first step; outside virtual time, which begins with training."""
-
-PROBE_BYTES = 2**20
-
 
 class Phase(Enum):
     """Where a worker stands."""
 
+    ENTERING = auto()
     COMPUTING = auto()
     HELD = auto()
     STOPPED = auto()
+    GONE = auto()
 
 
 @dataclass
@@ -74,6 +75,7 @@ class WorkerParts:
     reporter: Reporter
     training_set_samples: int
     costs: StepCosts
+    pace: Pace
     units: float
     """Relative compute: how many core seconds of the costs a second brings."""
     links: dict[Rank, VirtualLink] = field(default_factory=dict)
@@ -110,11 +112,14 @@ class VirtualWorker:
             parts.replica,
             parts.reporter,
             self.progress,
-            send=lambda peer, message: parts.links[peer].push(message),
+            send=self._send,
             refuse=self._refuse,
             norms=self._norms,
         )
-        self.phase = Phase.HELD
+        self.inbox = Inbox(self._send)
+        self.entrance: VirtualEntrance | None = None
+        """The way in of one that comes while others may train already."""
+        self.phase = Phase.ENTERING
         self.stopping: str | None = None
         self._around = around
         self._directive: Directive | None = None
@@ -122,7 +127,7 @@ class VirtualWorker:
         self._arrived: list[Event] = []
         self._step: Future[StepResult] | None = None
         self._due: Appointment | None = None
-        self._left_core_s = 0.0
+        self._step_core_s = self._left_core_s = 0.0
         self._since_s = 0.0
         self._began_s = 0.0
         self._computed_s = 0.0
@@ -131,49 +136,36 @@ class VirtualWorker:
         self._iteration_s = 0.0
         self._result: StepResult | None = None
 
-    # ---- before the first step -----------------------------------------------------------------
+    # ---- coming and going ----------------------------------------------------------------------
 
-    def meet(self, membership: Membership, alone_bytes_per_s: Mapping[Rank, float]) -> None:
-        """Membership, and what probes would have found out about links and this worker."""
-        parts, now_s = self.parts, self._around.clock.now_s
-        director = parts.director
-        director.trainer_started()
-        peers = Peers(membership, parts.training_set_samples, parts.stream.samples)
-        director.handle(peers, now_s)
-        director.handle(CpuAllowance(parts.units, 0.0, 0.0), now_s)
-        for peer, rate in alone_bytes_per_s.items():
-            if 0 < rate < float("inf"):
-                director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, now_s)
-        samples = max(1, parts.job.spec.batching.global_batch_size.initial // 4)
-        cost_s = parts.costs.core_s(samples)
-        repeated = max(1, round(PROBE_CORE_S / cost_s))
-        director.handle(
-            SpeedProbe(
-                samples=repeated * samples,
-                compute_s=repeated * cost_s / self.parts.units,
-                cpu_s=repeated * cost_s,
-                throttled_s=0.0,
-                quota_cores=parts.units,
-                largest_batch=samples,
-            ),
-            now_s,
-        )
-        self._tell()
+    @property
+    def is_in(self) -> bool:
+        """Whether it takes part in the training, or has until the end."""
+        return self.phase not in {Phase.ENTERING, Phase.GONE}
 
-    def join(self, peers: Iterable[Rank]) -> None:
-        """All links are up."""
-        self._handle(MemberJoined(peer) for peer in peers)
+    def take_part(self, iteration: int) -> None:
+        """With those who are linked now, from the step after `iteration` on."""
+        self.entrance = None
+        self.phase = Phase.HELD
+        self._handle(self.inbox.start(iteration))
 
-    def heard(self, capacity: Capacity) -> None:
+    def leave(self) -> None:
+        """Its process is gone, and with it the step under way."""
+        self.phase, self.entrance = Phase.GONE, None
+        if self._due is not None:
+            self._due.cancel()
+        self._step = self._due = None
+
+    def heard(self, capacity: Capacity, incarnation: int) -> None:
         """A peer's sidecar told its worker's capacity."""
-        self.parts.director.heard(capacity, 1)
+        self.parts.director.heard(capacity, incarnation)
 
     # ---- steps ---------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Begins the next local step; its gradient comes when its time has passed. What came before
         the first one may hold it."""
-        if self.parts.machine.waiting_for():
+        if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
             return
         self.phase = Phase.COMPUTING
         parts = self.parts
@@ -183,7 +175,8 @@ class VirtualWorker:
         self._batch_size = len(y_B)
         self._step = self._around.executor.submit(parts.replica.model.step, x_B, y_B)
         self._began_s = self._since_s = self._around.clock.now_s
-        self._left_core_s = parts.costs.core_s(self._batch_size)
+        slowdown = parts.pace.next_slowdown(self._began_s)
+        self._step_core_s = self._left_core_s = slowdown * parts.costs.core_s(self._batch_size)
         self._schedule()
 
     def change_units(self, units: float) -> None:
@@ -198,15 +191,20 @@ class VirtualWorker:
         else:
             self.parts.units = units
         self.parts.director.handle(CpuAllowance(units, 0.0, 0.0), self._around.clock.now_s)
-        self._tell()
+        self.tell()
 
-    def deliver(self, sender: Rank, message: Message) -> None:
-        """Takes a message: at once while held, else when the step under way is done."""
-        event = MessageArrived(sender, message)
-        if self.phase is Phase.COMPUTING:
-            self._arrived.append(event)
+    def arrive(self, arrival: ExchangeEvent) -> None:
+        """Takes what its links bring: at once while held, else when the step under way is done."""
+        if self.phase in {Phase.STOPPED, Phase.GONE}:
+            return
+        self.inbox.put(arrival)
+        events = self.inbox.drain()
+        if self.entrance is not None:
+            self.entrance.look()
+        elif self.phase is Phase.COMPUTING:
+            self._arrived += events
         elif self.phase is Phase.HELD:
-            self._handle([event])
+            self._handle(events)
             self._go_on()
 
     def awaited(self) -> frozenset[Rank]:
@@ -285,8 +283,24 @@ class VirtualWorker:
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
+            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
+                self._meet(event)
+                continue
             for instruction in self.parts.machine.handle(event):
                 self._instructions.carry_out(instruction)
+
+    def _meet(self, arrival: MessageArrived) -> None:
+        """A latecomer asks: as `trainer.loop` answers."""
+        asked = arrival.message.iteration
+        has_barrier = self.parts.job.spec.synchronization.mode in {"synchronous", "backup"}
+        if (progress := rendezvous.as_progress(asked)) is not None and has_barrier:
+            self._handle([MessageArrived(arrival.sender, progress)])
+        self._send(
+            arrival.sender, rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
+        )
+
+    def _send(self, peer: Rank, message: Message) -> None:
+        self.parts.links[peer].push(message)
 
     def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
         """Nobody is hostile here: it is a defect of the policy."""
@@ -295,13 +309,13 @@ class VirtualWorker:
     def _report(self, result: StepResult) -> None:
         parts, now_s = self.parts, self._around.clock.now_s
         wall_s = self._iteration_s = now_s - self._began_s
-        cpu_s = parts.costs.core_s(self._batch_size)
+        cpu_s = self._step_core_s
         waited_s = wall_s - self._computed_s
         parts.reporter.step(
             StepRecord(
                 time_s=now_s,
                 rank=self.rank,
-                incarnation=1,
+                incarnation=parts.reporter.incarnation,
                 iteration=self.progress.iteration,
                 loss=result.loss,
                 local_batch_size=self._batch_size,
@@ -339,9 +353,10 @@ class VirtualWorker:
             ),
             now_s,
         )
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """This worker's capacity to its peers, where it is another than the last one told."""
         own = self.parts.director.capacities.own()
         if own is not self._told and own.samples_per_s > 0:
             self._told = own

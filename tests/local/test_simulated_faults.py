@@ -1,0 +1,238 @@
+"""Whole simulated jobs while workers crash, come back and come late, links break, and steps drag.
+
+Proves, for whole gradients in lock step, DLion's exchange under bounded staleness, Gaia and Hop: a
+crash costs the others no more than the design says; who comes back has a peer's weights, whose
+bytes are counted; silence lets a peer go; bounded staleness loses less to stragglers than lock
+step; loss costs what the formula says; all of it is repeated bit by bit. Left out: when who hears
+of what (tests/unit/simulation), files that are wrong (tests/unit/environments).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
+
+from dlion_api.exit_codes import ExitCode
+from dlion_worker.environments.loss import tcp_bytes_per_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SAMPLES = 80
+"""Of all four workers in a step: 20 each, half a second at 40 samples/s."""
+STEP_S = 0.5
+
+POLICIES: Mapping[str, dict[str, Any]] = {
+    "full": {"exchange.policy": "full", "exchange.codec": "float32",
+             "synchronization.mode": "synchronous"},
+    "dlion": {"exchange.policy": "dlion", "synchronization": {"mode": "bounded"}},
+    "gaia": {"exchange.policy": "gaia", "synchronization": {"mode": "bounded"}},
+    "hop": {"exchange.policy": "hop", "synchronization": {"mode": "bounded"}},
+}  # fmt: skip
+
+
+def settings(policy: str, seconds: float = 30, **more: Any) -> dict[str, Any]:
+    return {
+        "trainer.stop": {"maxSeconds": seconds},
+        "trainer.evaluation.everySamples": 100_000,
+        "batching.globalBatchSize": {"initial": SAMPLES, "growth": False},
+        "knowledgeTransfer.policy": "none",
+        **POLICIES[policy],
+        **more,
+    }
+
+
+def absence(**times_s: float) -> dict[str, Any]:
+    return {"worker": 1, **{name: {"seconds": at_s} for name, at_s in times_s.items()}}
+
+
+CRASH_S, BACK_S = 8.0, 16.0
+STRAGGLING = four_workers(stragglers=[{"slowdown": 6, "chance": 0.25}])
+LOSS_PERCENT, LATENCY_S = 2.0, 0.04
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
+    back = four_workers(absences=[absence(leaves=CRASH_S, comes=BACK_S)])
+    cases = {
+        "stays-away": Case(four_workers(absences=[absence(leaves=CRASH_S)]), settings("full")),
+        **{f"back-{policy}": Case(back, settings(policy)) for policy in POLICIES},
+        "late": Case(
+            four_workers(absences=[absence(comes=10)]),
+            settings("full", 20, startDeadlineSeconds=5),
+        ),
+        "fail": Case(
+            four_workers(absences=[absence(leaves=CRASH_S)]),
+            settings("dlion", failurePolicy="Fail"),
+        ),
+        "again": Case(back, settings("full"), ("--threads", "1")),
+    }
+    return simulate_all(tmp_path_factory.mktemp("comings"), cases)
+
+
+@pytest.fixture(scope="module")
+def troubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
+    cut = four_workers(
+        changes=[
+            {"at": {"seconds": 5}, "cutSites": ["b"]},
+            {"at": {"seconds": 20}, "cutSites": []},
+        ]
+    )
+    between = {"latencyMs": LATENCY_S * 1000}
+    lossy = four_workers(betweenSites={**between, "lossPercent": LOSS_PERCENT})
+    cases = {
+        **{f"cut-{policy}": Case(cut, settings(policy)) for policy in ("full", "dlion")},
+        "calm": Case(four_workers(), settings("full")),
+        **{f"slow-{policy}": Case(STRAGGLING, settings(policy)) for policy in ("full", "dlion")},
+        "calm-dlion": Case(four_workers(), settings("dlion")),
+        "far": Case(four_workers(betweenSites=between), settings("full")),
+        "lossy": Case(lossy, settings("full")),
+    }
+    return simulate_all(tmp_path_factory.mktemp("troubles"), cases)
+
+
+def iterations(run: Simulated, rank: int = 0) -> list[int]:
+    return [step["iteration"] for step in run.steps[rank]]
+
+
+def test_a_crash_of_one_of_four_costs_the_others_at_most_an_iteration(
+    runs: dict[str, Simulated],
+) -> None:
+    run = runs["stays-away"]
+    assert [event["rank"] for event in run.events("WorkerLost")] == [1]
+    for rank in (0, 2, 3):
+        walls = [step["wall_s"] for step in run.steps[rank]]
+        assert max(walls) <= 2 * statistics.median(walls)
+        assert iterations(run, rank) == list(range(1, len(walls) + 1))
+    assert max(step["time_s"] for step in run.steps[1]) <= CRASH_S
+    last = [run.steps[rank][-1]["local_batch_size"] for rank in (0, 2, 3)]
+    assert sum(last) == SAMPLES
+    assert run.summary["ending"]["stop_reason"] == "maxSeconds 30 reached"
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_who_comes_back_takes_over_a_peers_weights_and_trains_on(
+    runs: dict[str, Simulated], policy: str
+) -> None:
+    run = runs[f"back-{policy}"]
+    (rejoined,) = run.events("WorkerRejoined")
+    assert rejoined["rank"] == 1
+    assert BACK_S <= rejoined["time_s"] <= BACK_S + 8 * STEP_S
+    own = [step for step in run.steps[1] if step["incarnation"] == 2]
+    assert own[0]["iteration"] > rejoined["iteration"] > 8
+    assert own[-1]["time_s"] > 29
+    assert abs(own[-1]["iteration"] - run.steps[0][-1]["iteration"]) <= 6
+    # Nobody waits longer for it than for an iteration or two.
+    for rank in (0, 2, 3):
+        assert max(step["wall_s"] for step in run.steps[rank]) <= 3 * STEP_S
+
+
+def test_in_lock_step_all_replicas_are_equal_again_after_a_crash_and_with_a_latecomer(
+    runs: dict[str, Simulated],
+) -> None:
+    for name in ("back-full", "late"):
+        assert runs[name].summary["drift"]["max"] == 0.0, name
+    late = runs["late"]
+    assert late.steps[1][0]["time_s"] > 10
+    assert late.steps[1][0]["iteration"] > 10
+    assert late.steps[0][0]["time_s"] < 1
+
+
+def test_the_bytes_of_a_state_are_counted_on_its_link(runs: dict[str, Simulated]) -> None:
+    """In lock step all send it the same gradients; one of them sends its state beside."""
+    run = runs["back-full"]
+    gradient = run.sent_bytes(0, 2) / len(run.steps[0])
+    to_it = sorted(run.sent_bytes(peer, 1) for peer in (0, 2, 3))
+    assert to_it[0] == to_it[1]
+    # Weights and momentum, of float32 each as a gradient's entries are.
+    assert to_it[2] - to_it[1] == pytest.approx(2 * gradient, rel=0.01)
+
+
+def test_a_worker_that_is_gone_for_good_ends_a_job_that_is_to_fail(
+    runs: dict[str, Simulated],
+) -> None:
+    run = runs["fail"]
+    reason = "worker 1 is gone for good, and failurePolicy is Fail"
+    assert run.summary["ending"]["stop_reason"] == reason
+    assert CRASH_S <= run.summary["time_s"] < CRASH_S + 2 * STEP_S
+
+
+def test_comings_and_goings_are_repeated_bit_by_bit(runs: dict[str, Simulated]) -> None:
+    assert runs["again"].trace_hash == runs["back-full"].trace_hash
+
+
+@pytest.mark.parametrize("policy", ["full", "dlion"])
+def test_a_silent_peer_is_let_go_and_linked_again_after_the_cut(
+    troubles: dict[str, Simulated], policy: str
+) -> None:
+    run = troubles[f"cut-{policy}"]
+    for rank in range(4):
+        waits = [(step["waited_s"], step["time_s"]) for step in run.steps[rank]]
+        longest_s, at_s = max(waits)
+        assert 8.0 - 7 * STEP_S <= longest_s <= 8.0 + STEP_S
+        assert 12 <= at_s <= 15
+        during = [step for step in run.steps[rank] if 14 < step["time_s"] < 20]
+        assert len(during) >= 3, "both sides go on without each other"
+    connected = [
+        (record["time_s"], record["connected"])
+        for record in run.records
+        if record["kind"] == "link" and (record["rank"], record["peer"]) == (0, 3)
+    ]
+    assert {is_up for at_s, is_up in connected if 14 < at_s < 20} == {False}
+    assert {is_up for at_s, is_up in connected if at_s > 24} == {True}
+
+
+def test_bounded_staleness_loses_less_to_stragglers_than_lock_step(
+    troubles: dict[str, Simulated],
+) -> None:
+    def kept(slow: str, calm: str) -> float:
+        return len(troubles[slow].steps[0]) / len(troubles[calm].steps[0])
+
+    in_lock_step, bounded = kept("slow-full", "calm"), kept("slow-dlion", "calm-dlion")
+    assert in_lock_step < 0.5
+    assert bounded > 1.15 * in_lock_step
+
+
+def test_loss_costs_what_the_formula_says(troubles: dict[str, Simulated]) -> None:
+    """A gradient of every iteration crosses, with the headers of its message."""
+    lossy, far = troubles["lossy"], troubles["far"]
+    gradient = far.sent_bytes(0, 3) / len(far.steps[0])
+    cap = tcp_bytes_per_s(LOSS_PERCENT / 100, 2 * LATENCY_S)
+    expected_s = STEP_S + (gradient + 128) / cap + LATENCY_S
+    walls = [step["wall_s"] for step in lossy.steps[0][2:]]
+    assert statistics.median(walls) == pytest.approx(expected_s, rel=0.05)
+    assert statistics.median(walls) > 1.2 * statistics.median(
+        [step["wall_s"] for step in far.steps[0][2:]]
+    )
+
+
+def dlion(tmp_path: Path, command: str, environment: dict[str, Any]) -> Any:
+    path = tmp_path / "environment.yaml"
+    path.write_text(yaml.safe_dump(environment))
+    return subprocess.run(
+        [sys.executable, "-m", "dlion_cli", command, str(DIGITS), "-e", str(path),
+         "--set", f"trainer.stop={json.dumps({'maxSteps': 50})}", "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_where_everybody_is_gone_the_simulation_ends_in_words(tmp_path: Path) -> None:
+    gone = [{"worker": rank, "leaves": {"seconds": 3}} for rank in range(4)]
+    done = dlion(tmp_path, "simulate", four_workers(absences=gone))
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "worker 3 is gone" in done.stderr
+
+
+def test_a_real_run_refuses_what_is_for_the_simulator_only(tmp_path: Path) -> None:
+    done = dlion(tmp_path, "run", STRAGGLING)
+    assert done.returncode == ExitCode.SPEC
+    assert "stragglers[0]: is for `dlion simulate` only" in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()

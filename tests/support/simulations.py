@@ -1,0 +1,109 @@
+"""Simulated runs for tests: several in one process of their own, as `dlion simulate` does them.
+
+TensorFlow is loaded once for all of them; what each left behind is read from its result folder.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
+
+_PROGRAM = """
+import json, sys
+from dlion_cli.simulate import simulate
+for arguments in json.load(sys.stdin):
+    simulate.main(arguments, standalone_mode=False)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the quick start's job: the environment's fields, settings, further flags."""
+
+    environment: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What one run left behind."""
+
+    summary: Mapping[str, Any]
+    trace_hash: str
+    records: Sequence[Mapping[str, Any]]
+    steps: Mapping[int, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """Of each rank, in order."""
+
+    def events(self, reason: str) -> list[Mapping[str, Any]]:
+        """Those of one reason, in order."""
+        return [r for r in self.records if r["kind"] == "event" and r["reason"] == reason]
+
+    def sent_bytes(self, sender: int, receiver: int) -> int:
+        """Over the whole run, as far as it was reported."""
+        return sum(
+            r["sent_bytes"]
+            for r in self.records
+            if r["kind"] == "link" and (r["rank"], r["peer"]) == (sender, receiver)
+        )
+
+
+def four_workers(**fields: Any) -> dict[str, Any]:
+    """An environment of four equal workers, three at one site and one at another."""
+    return {
+        "name": "four",
+        "workers": [{"count": 4, "cores": 4, "mbitPerS": 100}],
+        "sites": [{"name": "a", "workers": 3}, {"name": "b", "workers": 1}],
+        **fields,
+    }
+
+
+def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
+    """Simulates them one after the other, in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        input=json.dumps([_arguments(folder / name, case) for name, case in cases.items()]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: _read(folder / name) for name in cases}
+
+
+def _arguments(folder: Path, case: Case) -> list[str]:
+    folder.mkdir(parents=True)
+    environment = folder / "environment-asked.yaml"
+    environment.write_text(yaml.safe_dump(dict(case.environment)))
+    settings = [f"{path}={json.dumps(value)}" for path, value in case.settings.items()]
+    return [
+        str(DIGITS), "-e", str(environment), "--out", str(folder / "out"), "-o", "json",
+        "--no-report", *case.flags, *(word for one in settings for word in ("--set", one)),
+    ]  # fmt: skip
+
+
+def _read(folder: Path) -> Simulated:
+    out = folder / "out"
+    records = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        if record["kind"] == "step":
+            steps[record["rank"]].append(record)
+    return Simulated(
+        json.loads((out / "summary.json").read_text()),
+        json.loads((out / "simulation.json").read_text())["traceHash"],
+        records,
+        steps,
+    )

@@ -1,0 +1,155 @@
+"""Who is linked with whom: deaths, cuts, links given up, and what each worker hears of it, when.
+
+Real links and a real network under the virtual clock; workers are lists of what they were told.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_worker.environments.plan import Conditions, WorkerConditions
+from dlion_worker.exchange import LinkDown, LinkUp, QueueRule
+from dlion_worker.simulation.clock import VirtualClock
+from dlion_worker.simulation.connections import (
+    FIRST_WAIT_S,
+    HANDSHAKE_ROUND_TRIPS,
+    REDIAL_S,
+    SILENCE_S,
+    Connections,
+)
+from dlion_worker.simulation.links import VirtualLink
+from dlion_worker.simulation.network import Network
+
+ZERO, ONE, TWO = RANKS = (Rank(0), Rank(1), Rank(2))
+LATENCY_S = 0.02
+HANDSHAKE_S = HANDSHAKE_ROUND_TRIPS * 2 * LATENCY_S
+
+
+def conditions(*cut: Rank) -> Conditions:
+    """Three workers with a latency between all of them; those named are cut off."""
+    return Conditions(
+        tuple(
+            WorkerConditions(
+                rank,
+                latency_s={peer: LATENCY_S for peer in RANKS if peer != rank},
+                cut_peers=frozenset(
+                    peer for peer in RANKS if peer != rank and (peer in cut or rank in cut)
+                ),
+            )
+            for rank in RANKS
+        )
+    )
+
+
+class Setting:
+    """Three workers, linked at the start; what each is told of a peer, and when."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.network = Network(self.clock, conditions())
+        self.told: list[tuple[Rank, str, Rank, float]] = []
+        self.links = {
+            (sender, receiver): VirtualLink(
+                self.clock, self.network, sender=sender, receiver=receiver, rule=QueueRule.KEEP,
+                deliver=lambda _message: None, give_up=lambda _reason: None,
+            )
+            for sender in RANKS for receiver in RANKS if sender != receiver
+        }  # fmt: skip
+        self.connections = Connections(
+            self.clock,
+            self.network,
+            conditions(),
+            link=lambda sender, receiver: self.links[sender, receiver],
+            tell=self.tell,
+            iteration_of=lambda rank: 10 + rank,
+        )
+        self.connections.begin(RANKS)
+
+    def tell(self, rank: Rank, event: LinkUp | LinkDown) -> None:
+        word = f"up {event.iteration}" if isinstance(event, LinkUp) else "down"
+        self.told.append((rank, word, event.peer, self.clock.now_s))
+
+    def cut(self, *ranks: Rank) -> None:
+        self.network.set_conditions(conditions(*ranks))
+        self.connections.change(conditions(*ranks))
+
+    def run(self) -> list[tuple[Rank, str, Rank, float]]:
+        """To the end; what was told since the last call."""
+        while self.clock.advance():
+            pass
+        told, self.told = self.told, []
+        return [(rank, word, peer, pytest.approx(at_s)) for rank, word, peer, at_s in told]
+
+
+def test_a_death_is_heard_a_latency_later_and_a_new_process_is_linked_with_all() -> None:
+    it = Setting()
+    it.connections.died(ONE, "killed")
+    assert it.connections.linked(ZERO) == [TWO]
+    assert not it.links[ZERO, ONE].is_up
+    assert it.run() == [(ZERO, "down", ONE, LATENCY_S), (TWO, "down", ONE, LATENCY_S)]
+    began_s = it.clock.now_s
+    it.connections.came(ONE)
+    up_s = began_s + HANDSHAKE_S
+    assert it.run() == [
+        (ZERO, "up 11", ONE, up_s), (ONE, "up 10", ZERO, up_s),
+        (ONE, "up 12", TWO, up_s), (TWO, "up 11", ONE, up_s),
+    ]  # fmt: skip
+    assert it.connections.linked(ONE) == [ZERO, TWO]
+
+
+def test_a_short_cut_goes_unnoticed_and_a_long_one_lets_the_silent_peer_go() -> None:
+    it = Setting()
+    it.cut(TWO)
+    it.clock.after(SILENCE_S - 0.1, it.cut)
+    assert it.run() == []
+    assert it.connections.linked(TWO) == [ZERO, ONE]
+    began_s = it.clock.now_s
+    it.cut(TWO)
+    it.clock.after(SILENCE_S + 5.0, it.cut)
+    gone_s = began_s + SILENCE_S
+    back_s = gone_s + 5.0 + REDIAL_S + HANDSHAKE_S
+    assert it.run() == [
+        (ZERO, "down", TWO, gone_s), (TWO, "down", ZERO, gone_s),
+        (ONE, "down", TWO, gone_s), (TWO, "down", ONE, gone_s),
+        (ZERO, "up 12", TWO, back_s), (TWO, "up 10", ZERO, back_s),
+        (ONE, "up 12", TWO, back_s), (TWO, "up 11", ONE, back_s),
+    ]  # fmt: skip
+
+
+def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> None:
+    it = Setting()
+    it.connections.broken_off(ONE, ZERO, "full")
+    assert not it.links[ZERO, ONE].is_up
+    back_s = FIRST_WAIT_S + HANDSHAKE_S
+    assert it.run() == [
+        (ONE, "down", ZERO, 0.0), (ZERO, "down", ONE, LATENCY_S),
+        (ZERO, "up 11", ONE, back_s), (ONE, "up 10", ZERO, back_s),
+    ]  # fmt: skip
+    assert it.links[ZERO, ONE].is_up
+
+
+def test_a_death_behind_a_cut_is_heard_by_the_silence_and_a_new_process_after_the_cut() -> None:
+    it = Setting()
+    it.cut(TWO)
+    it.clock.after(1.0, lambda: it.connections.died(TWO, "killed"))
+    it.clock.after(2.0, lambda: it.connections.came(TWO))
+    assert it.run() == [(ZERO, "down", TWO, SILENCE_S), (ONE, "down", TWO, SILENCE_S)]
+    assert it.connections.linked(TWO) == []
+    began_s = it.clock.now_s
+    it.cut()
+    up_s = began_s + REDIAL_S + HANDSHAKE_S
+    assert sorted(it.run()[:2]) == [(ZERO, "up 12", TWO, up_s), (TWO, "up 10", ZERO, up_s)]
+
+
+def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -> None:
+    it = Setting()
+    it.cut(TWO)
+    it.clock.after(1.0, lambda: it.connections.died(TWO, "killed"))
+    it.clock.after(2.0, it.cut)
+    it.clock.after(2.0, lambda: it.connections.came(TWO))
+    up_s = 2.0 + HANDSHAKE_S
+    assert it.run() == [
+        (ZERO, "down", TWO, up_s), (ZERO, "up 12", TWO, up_s), (TWO, "up 10", ZERO, up_s),
+        (ONE, "down", TWO, up_s), (ONE, "up 12", TWO, up_s), (TWO, "up 11", ONE, up_s),
+    ]  # fmt: skip

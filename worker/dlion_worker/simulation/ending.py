@@ -1,0 +1,66 @@
+"""The end of a virtual run: replicas evaluated as they are, and one model saved for each site.
+
+Called by `run`. Which model is kept, and how, is `trainer.finishing`'s business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import UnavailableError
+from dlion_api.reasons import EventReason
+from dlion_worker.trainer.finishing import Replica, choose_model, keep_model, site_leads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from dlion_api.names import Rank
+    from dlion_api.spec import Job
+    from dlion_worker.simulation.worker import VirtualWorker
+    from dlion_worker.trainer.replica import LocalReplica
+    from dlion_worker.trainer.snapshot import WorkerState
+    from dlion_worker.training.evaluation import Evaluator
+
+
+class VirtualFinale:
+    """What is done with the workers that are there when a run ends."""
+
+    def __init__(
+        self, job: Job, workers: Mapping[Rank, VirtualWorker], evaluator: Evaluator
+    ) -> None:
+        self._job, self._workers, self._evaluator = job, workers, evaluator
+
+    def run(self, *, ended_s: float, stop_reason: str, results_dir: Path) -> None:
+        """Raises: UnavailableError where nobody is there; OSError."""
+        if not self._workers:
+            raise UnavailableError(f"{stop_reason}, and no worker was there to keep a model")
+        replicas = []
+        for rank, worker in self._workers.items():
+            progress, replica = worker.progress, worker.parts.replica
+            tag = (progress.iteration, progress.own_samples, ended_s)
+            final = self._evaluator.evaluate_all(tag, snapshot=replica.model.snapshot())
+            worker.parts.reporter.evaluation(final, final=True)
+            replicas.append(
+                Replica(rank, replica.state(), progress.own_samples, progress.iteration)
+            )
+        about, state = choose_model(
+            self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
+        )
+        sites = {worker.rank: worker.site for worker in self._job.workers()}
+        for rank in sorted(site_leads(self._job, set(self._workers)), key=lambda r: sites[r]):
+            keep_model(about, state, save=self._save, results_dir=results_dir, site=sites[rank])
+            self._workers[rank].parts.reporter.event(
+                EventReason.MODEL_SAVED, str(about), iteration=max(r.iteration for r in replicas)
+            )
+
+    def _first_replica(self) -> LocalReplica:
+        return next(iter(self._workers.values())).parts.replica
+
+    def _accuracy_of(self, state: WorkerState) -> float:
+        snapshot = self._first_replica().snapshot_of(state)
+        return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
+
+    def _save(self, path: Path, state: WorkerState) -> None:
+        replica = self._first_replica()
+        replica.model.save_keras(path, snapshot=replica.snapshot_of(state))

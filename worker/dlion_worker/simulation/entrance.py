@@ -1,0 +1,141 @@
+"""How a worker comes into a virtual run in which others may train already.
+
+Owns the decisions of `trainer.entrance`, taken anew whenever something arrives instead of in a
+loop that waits; the words and the choice of the iteration to meet at are `trainer.rendezvous`
+itself. Called by `worker` (something has arrived) and `roster` (a worker comes).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlion_api.reasons import EventReason
+from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.checkpointing import Checkpointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlion_api.names import Rank
+    from dlion_worker.exchange import StateSnapshot
+    from dlion_worker.simulation.clock import VirtualClock
+    from dlion_worker.simulation.worker import VirtualWorker
+
+SLICE_S = 0.1
+"""After a state that was not the right one: before the next look, as on real links."""
+
+
+class VirtualEntrance:
+    """One worker's way in."""
+
+    def __init__(
+        self,
+        worker: VirtualWorker,
+        clock: VirtualClock,
+        *,
+        pull: Callable[[Rank, Callable[[StateSnapshot], None]], None],
+        come_in: Callable[[], None],
+    ) -> None:
+        """`pull(donor, take)`: asks a peer for its state. `come_in`: this worker trains now."""
+        self._worker, self._clock = worker, clock
+        self._pull_from, self._come_in = pull, come_in
+        self._job = worker.parts.job
+        spec = self._job.spec.synchronization
+        passes_over = spec.mode == "backup" and spec.backup_workers > 0
+        self._all_update_together = spec.mode in {"synchronous", "backup"} and not passes_over
+        self._meeting = rendezvous.Meeting()
+        self._donor: tuple[Rank, int] | None = None
+        """Who was asked for its state, and the life of its link then."""
+        self._began_s = clock.now_s
+        if (deadline_s := self._job.spec.start_deadline_seconds) is not None:
+            clock.after(deadline_s, self.look)
+
+    def look(self) -> None:
+        """Takes the next step that what is known by now allows."""
+        if self._worker.entrance is not self:
+            return
+        lives = self._worker.inbox.lives
+        if self._donor is not None:
+            donor, life = self._donor
+            if lives.get(donor) == life:
+                return
+            self._donor = None
+        if inside := self._inside():
+            if self._all_update_together:
+                self._meet(inside)
+            else:
+                self._pull(inside[0])
+        elif self._complete():
+            self._enter()
+
+    def _inside(self) -> list[Rank]:
+        """Peers that train."""
+        return sorted(rank for rank, answer in self._worker.inbox.answers.items() if answer.is_in)
+
+    def _complete(self) -> bool:
+        """Whether nobody trains and those who are there may begin."""
+        linked, answers = self._worker.inbox.linked, self._worker.inbox.answers
+        if not linked <= answers.keys():
+            return False
+        workers = self._job.workers()
+        if len(linked) >= len(self._worker.parts.links):
+            return True
+        deadline_s = self._job.spec.start_deadline_seconds
+        if deadline_s is None or self._clock.now_s - self._began_s < deadline_s:
+            return False
+        there = {*linked, self._worker.rank}
+        sites = {worker.site for worker in workers if worker.rank in there}
+        return len(sites) >= self._job.spec.min_sites
+
+    def _meet(self, inside: list[Rank]) -> None:
+        """Where all update together: everybody is to hold at one iteration."""
+        inbox, meeting = self._worker.inbox, self._meeting
+        for peer in meeting.to_ask(inbox.lives, inbox.answers):
+            self._worker.parts.links[peer].push(rendezvous.ask(meeting.iteration))
+        inbox.forget_steps(meeting.iteration - 1)
+        if not meeting.agreed(inbox.lives, inbox.answers):
+            return
+        if held := sorted(inbox.heard_at(meeting.iteration) & set(inside)):
+            self._pull(held[0])
+
+    def _pull(self, donor: Rank) -> None:
+        self._donor = (donor, self._worker.inbox.lives[donor])
+        self._pull_from(donor, self._take)
+
+    def _take(self, snapshot: StateSnapshot) -> None:
+        if self._worker.entrance is not self:
+            return
+        self._donor = None
+        if self._all_update_together and snapshot.iteration != self._meeting.iteration - 1:
+            self._clock.after(SLICE_S, self.look)
+            return
+        self._overtake(snapshot)
+        self._enter()
+
+    def _overtake(self, snapshot: StateSnapshot) -> None:
+        parts, progress = self._worker.parts, self._worker.progress
+        Checkpointer(
+            Path(os.devnull),  # nothing is saved in virtual time
+            every_s=float("inf"),
+            replica=parts.replica,
+            progress=progress,
+            stream=parts.stream,
+            machine=parts.machine,
+        ).overtake(snapshot)
+        initial = self._job.spec.batching.global_batch_size.initial
+        progress.job_samples = max(progress.job_samples, snapshot.iteration * initial)
+        parts.reporter.event(
+            EventReason.WORKER_REJOINED, "took over a peer's state", iteration=snapshot.iteration
+        )
+
+    def _enter(self) -> None:
+        worker = self._worker
+        worker.parts.reporter.event(
+            EventReason.TRAINING_STARTED,
+            f"linked with {len(worker.inbox.linked)} workers",
+            iteration=worker.progress.iteration,
+        )
+        worker.take_part(worker.progress.iteration)
+        self._come_in()
