@@ -65,6 +65,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
     cases = {
         "stays-away": Case(four_workers(absences=[absence(leaves=CRASH_S)]), settings("full")),
         **{f"back-{policy}": Case(back, settings(policy)) for policy in POLICIES},
+        # Its own pace, whatever the manifest says of synchronization.
+        "back-gaia-asked-to-wait": Case(
+            back, settings("gaia", synchronization={"mode": "synchronous"})
+        ),
         "late": Case(
             four_workers(absences=[absence(comes=10)]),
             settings("full", 20, startDeadlineSeconds=5),
@@ -118,7 +122,7 @@ def test_a_crash_of_one_of_four_costs_the_others_at_most_an_iteration(
     assert run.summary["ending"]["stop_reason"] == "maxSeconds 30 reached"
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", [*POLICIES, "gaia-asked-to-wait"])
 def test_who_comes_back_takes_over_a_peers_weights_and_trains_on(
     runs: dict[str, Simulated], policy: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,37 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == ("spec.exchange.topology", 17)
     assert (problem.value, problem.allowed) == (exchange["topology"], allowed)
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "policies.md"
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.BUILT_IN))
+def test_a_policy_has_its_own_pace_where_its_page_says_that_synchronization_has_no_part(
+    name: str,
+) -> None:
+    _, _, section = PAGE.read_text().partition(f"\n## {name}\n")
+    words = " ".join(section.partition("\n## ")[0].split())
+    has_no_part = any(
+        "`synchronization`" in sentence and "no part" in sentence for sentence in words.split(".")
+    )
+    assert catalogue.find(name).own_pace == has_no_part
+
+
+@pytest.mark.parametrize(
+    ("policy", "synchronization", "barrier", "together"),
+    [
+        ("full", {"mode": "synchronous"}, True, True),
+        ("full", {"mode": "backup", "backupWorkers": 1}, True, False),
+        ("full", {"mode": "bounded"}, False, False),
+        ("gaia", {"mode": "synchronous"}, False, False),
+    ],
+)
+def test_who_comes_late_meets_the_others_where_all_update_together(
+    policy: str, synchronization: dict[str, Any], barrier: bool, together: bool
+) -> None:
+    document = job_document(2, exchange={"policy": policy})
+    document["spec"]["synchronization"] = synchronization
+    made = load_job(document).spec
+    assert catalogue.has_barrier(made) == barrier
+    assert catalogue.all_update_together(made) == together

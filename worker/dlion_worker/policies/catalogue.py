@@ -45,7 +45,8 @@ class Policy:
     `module:function`, imported when it is needed. `parameters` is a dataclass declared with
     `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
     that none may give way to a newer one on a slow link. `topologies`: those that it works on;
-    none named: all.
+    none named: all. `own_pace`: who waits for whom is its own rule, in which
+    `spec.synchronization` has no part.
     """
 
     summary: str
@@ -53,6 +54,7 @@ class Policy:
     parameters: type[Any] = NoParameters
     must_arrive: bool = False
     topologies: tuple[str, ...] = ()
+    own_pace: bool = False
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -72,6 +74,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.adacomp:adacomp",
         AdacompParameters,
         must_arrive=True,
+        own_pace=True,
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
@@ -84,6 +87,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.asynchronous:asynchronous",
         AsyncParameters,
         must_arrive=True,
+        own_pace=True,
     ),
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
@@ -96,19 +100,34 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.adpsgd:adpsgd",
         AdpsgdParameters,
         topologies=("allToAll", "bipartite", "ring"),
+        own_pace=True,
     ),
-    "d2": Policy("Gossip of weights, corrected for skewed data.", f"{_HERE}.d2:d2", D2Parameters),
+    "d2": Policy(
+        "Gossip of weights, corrected for skewed data.",
+        f"{_HERE}.d2:d2",
+        D2Parameters,
+        own_pace=True,
+    ),
     "eventgrad": Policy(
         "Variables of the weights once their norms have changed enough.",
         f"{_HERE}.eventgrad:eventgrad",
         EventgradParameters,
+        own_pace=True,
     ),
-    "gaia": Policy("Updates once they are significant.", f"{_HERE}.gaia:gaia", GaiaParameters),
-    "hop": Policy("Averages of weights within a bounded gap.", f"{_HERE}.hop:hop", HopParameters),
+    "gaia": Policy(
+        "Updates once they are significant.", f"{_HERE}.gaia:gaia", GaiaParameters, own_pace=True
+    ),
+    "hop": Policy(
+        "Averages of weights within a bounded gap.",
+        f"{_HERE}.hop:hop",
+        HopParameters,
+        own_pace=True,
+    ),
     "localsgd": Policy(
         "Local steps, then an average with outer momentum.",
         f"{_HERE}.localsgd:localsgd",
         LocalsgdParameters,
+        own_pace=True,
     ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
@@ -129,6 +148,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.twostep:twostep",
         TwostepParameters,
         must_arrive=True,
+        own_pace=True,
     ),
 }
 
@@ -183,6 +203,19 @@ def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | No
         )
         raise SpecError([problem], source=source)
     return parameters
+
+
+def has_barrier(spec: Spec) -> bool:
+    """Whether an iteration's update is made when the peers' contributions are in."""
+    barrier = spec.synchronization.mode in {"synchronous", "backup"}
+    return barrier and not find(spec.exchange.policy).own_pace
+
+
+def all_update_together(spec: Spec) -> bool:
+    """Whether that is so with everybody's: backup workers are passed over, and those who go on
+    without them do not hold for them."""
+    passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
+    return has_barrier(spec) and not passes_over
 
 
 def messages_must_arrive(spec: Spec) -> bool:

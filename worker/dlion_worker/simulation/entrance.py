@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.reasons import EventReason
+from dlion_worker.policies.catalogue import all_update_together
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 
@@ -42,9 +43,7 @@ class VirtualEntrance:
         self._worker, self._clock = worker, clock
         self._pull_from, self._come_in = pull, come_in
         self._job = worker.parts.job
-        spec = self._job.spec.synchronization
-        passes_over = spec.mode == "backup" and spec.backup_workers > 0
-        self._all_update_together = spec.mode in {"synchronous", "backup"} and not passes_over
+        self._all_update_together = all_update_together(self._job.spec)
         self._meeting = rendezvous.Meeting()
         self._donor: tuple[Rank, int] | None = None
         """Who was asked for its state, and the life of its link then."""

@@ -15,6 +15,7 @@ from dlion_api.errors import ContractError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
+from dlion_worker.policies.catalogue import has_barrier
 from dlion_worker.policies.interface import (
     BudgetsChanged,
     Event,
@@ -292,8 +293,8 @@ class VirtualWorker:
     def _meet(self, arrival: MessageArrived) -> None:
         """A latecomer asks: as `trainer.loop` answers."""
         asked = arrival.message.iteration
-        has_barrier = self.parts.job.spec.synchronization.mode in {"synchronous", "backup"}
-        if (progress := rendezvous.as_progress(asked)) is not None and has_barrier:
+        progress = rendezvous.as_progress(asked)
+        if progress is not None and has_barrier(self.parts.job.spec):
             self._handle([MessageArrived(arrival.sender, progress)])
         self._send(
             arrival.sender, rendezvous.answer(asked, done=self.progress.iteration, is_in=True)

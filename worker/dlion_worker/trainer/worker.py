@@ -22,7 +22,11 @@ from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule
 from dlion_worker.kept_credentials import keep_credentials, kept_credentials
-from dlion_worker.policies.catalogue import messages_must_arrive
+from dlion_worker.policies.catalogue import (
+    all_update_together,
+    has_barrier,
+    messages_must_arrive,
+)
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.companions import Companions
@@ -94,7 +98,7 @@ class Worker:
             reason = self._train()
             if self._is_interrupted():
                 self._checkpointer.save()
-                if self._has_barrier():
+                if has_barrier(self._job.spec):
                     take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
                 return reason
             self._reporter.event(
@@ -256,7 +260,7 @@ class Worker:
             inbox=self._inbox,
             membership=self._coordination.membership,
             stopped=self._stopped,
-            has_barrier=self._all_update_together(),
+            has_barrier=all_update_together(self._job.spec),
             neighbours=None if near.is_everybody else near.neighbours,
         )
         snapshot = entrance.come_in()
@@ -277,14 +281,6 @@ class Worker:
             self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
         if snapshot is None:
             self._companions.tell_speed(self._inbox, self._stopped)
-
-    def _has_barrier(self) -> bool:
-        return self._job.spec.synchronization.mode in {"synchronous", "backup"}
-
-    def _all_update_together(self) -> bool:
-        """Backup workers are passed over: those who go on without them do not hold for them."""
-        spec = self._job.spec.synchronization
-        return self._has_barrier() and not (spec.mode == "backup" and spec.backup_workers)
 
     # ---- training and the end --------------------------------------------------------------------
 
@@ -308,7 +304,7 @@ class Worker:
             ),
             progress=self._progress,
             checkpointer=self._checkpointer,
-            has_barrier=self._has_barrier(),
+            has_barrier=has_barrier(self._job.spec),
             external_stop=self._stopped,
             interrupted=self._is_interrupted,
             after_step=self._after_step,
