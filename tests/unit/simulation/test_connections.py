@@ -60,6 +60,7 @@ class Setting:
             self.clock,
             self.network,
             conditions(),
+            {rank: frozenset(RANKS) - {rank} for rank in RANKS},
             link=lambda sender, receiver: self.links[sender, receiver],
             tell=self.tell,
             iteration_of=lambda rank: 10 + rank,
