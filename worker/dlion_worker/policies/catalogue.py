@@ -22,6 +22,7 @@ from dlion_worker.policies.parameters import (
     DgcParameters,
     EventgradParameters,
     GaiaParameters,
+    HierarchicalParameters,
     HopParameters,
     LocalsgdParameters,
     NoParameters,
@@ -121,6 +122,14 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         "Averages of weights within a bounded gap.",
         f"{_HERE}.hop:hop",
         HopParameters,
+        own_pace=True,
+    ),
+    "hierarchical": Policy(
+        "Gradients inside sites, compressed or robust means between them.",
+        f"{_HERE}.hierarchical:hierarchical",
+        HierarchicalParameters,
+        must_arrive=True,
+        topologies=("allToAll",),
         own_pace=True,
     ),
     "localsgd": Policy(

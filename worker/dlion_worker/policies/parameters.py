@@ -184,6 +184,41 @@ class GaiaParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HierarchicalParameters:
+    """Of `hierarchical`."""
+
+    inside_share: float = setting(
+        "of a gradient's entries that travel inside a site, the largest (default ours).",
+        default=1.0,
+        above=0,
+        maximum=1,
+    )
+    between_share: float = setting(
+        "of the entries of a site's mean that travel between sites (default ours).",
+        default=0.1,
+        above=0,
+        maximum=1,
+    )
+    combine: Literal["mean", "median", "trimmed"] = setting(
+        "the sites' means become their mean by samples, or a robust one in which each site counts"
+        " the same (default ours).",
+        default="mean",
+    )
+    trim: int = setting(
+        "of a trimmed mean: sites left out at either end, entry by entry (default ours).",
+        default=1,
+        minimum=0,
+        maximum=10000,
+    )
+    group_size: int = setting(
+        "workers of a site that exchange among themselves at most; 0: all of it (default ours).",
+        default=0,
+        minimum=0,
+        maximum=10000,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HopParameters:
     """Of `hop`."""
 

@@ -82,6 +82,10 @@ class PeerMachine(ABC):
     def go_on(self) -> list[Instruction]:
         """What has become possible; called after every event."""
 
+    def greeting(self) -> Message:
+        """What a newcomer is told: how far this worker is, and that no more of it will follow."""
+        return Message(MessageKind.PROGRESS, self.synchronizer.own)
+
     def held_for(self) -> frozenset[Rank]:
         """Peers for whose messages the next local step waits, beside the synchroniser's."""
         return frozenset()
@@ -167,7 +171,7 @@ class PeerMachine(ABC):
         self.joined(rank, iteration)
         if not self.synchronizer.stepped:
             return []
-        return [Send(rank, Message(MessageKind.PROGRESS, self.synchronizer.own))]
+        return [Send(rank, self.greeting())]
 
     def _left(self, rank: Rank) -> None:
         self._finished.pop(rank, None)

@@ -1,0 +1,380 @@
+"""Policy `hierarchical` against a naive reference.
+
+Proved: without compression it is the mean by samples over all workers, whatever their batches and
+sites, and replicas agree bit for bit; with it, what a site sends and keeps, and the mean, median or
+trimmed mean of the sites, are the reference's; one site cannot carry a robust mean away; between
+sites one mean travels for each pair, of as many bytes as are trained; who leaves or comes back, a
+gateway or a whole site too, holds nobody, and is in line again; nonsense is refused; a restored
+machine goes on identically. Left out: real links, accuracy (tests/simulated).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
+from dlion_worker.policies.interface import (
+    Layout,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+    Send,
+)
+from dlion_worker.policies.site_means import Share, combine
+from dlion_worker.policies.site_messages import MEAN, PART, RESULT
+from policy_cluster import linear_gradient
+from sites_cluster import SitesCluster
+from weights_cluster import weights_spec, words
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Spec
+
+seeds = st.integers(0, 2**32)
+sites_of = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+DENSE = {"betweenShare": 1}
+
+
+def job(codec: str = "float32", **parameters: object) -> Spec:
+    return weights_spec("hierarchical", codec=codec, **parameters)
+
+
+def cluster_of(sites: list[int], seed: int, **parameters: object) -> SitesCluster:
+    sizes = np.random.default_rng(seed).integers(1, 9, sum(sites)).tolist()
+    return SitesCluster(job(**parameters), sizes, sites, seed=seed % 999)
+
+
+def assert_alike(cluster: SitesCluster) -> None:
+    first, *others = (cluster.replicas[rank].weights_D for rank in sorted(cluster.alive))
+    for other_D in others:
+        np.testing.assert_array_equal(first, other_D)
+
+
+@given(seed=seeds, sites=sites_of, group_size=st.sampled_from([0, 2]))
+@settings(max_examples=40, deadline=None)
+def test_uncompressed_it_is_the_flat_mean(seed: int, sites: list[int], group_size: int) -> None:
+    cluster = cluster_of(sites, seed, groupSize=group_size, **DENSE)
+    naive = cluster_of(sites, seed, **DENSE)
+    cluster.run(seed, steps=4)
+    weights_D = naive.replicas[ME].weights_D.astype(np.float64)
+    total = sum(replica.local_batch_size for replica in naive.replicas.values())
+    for _ in range(4):
+        step_D = np.zeros_like(weights_D)
+        for rank, replica in naive.replicas.items():
+            gradient_D, _ = linear_gradient(weights_D.astype(np.float32), *naive.batch(rank))
+            step_D += gradient_D * (replica.local_batch_size / total)
+        weights_D -= 0.05 * step_D
+    assert_alike(cluster)
+    np.testing.assert_allclose(cluster.replicas[ME].weights_D, weights_D, rtol=1e-3, atol=1e-4)
+
+
+class Naive:
+    """Sites' means, residuals and their combination, entry by entry."""
+
+    def __init__(self, share: float, how: str, trim: int, sites: int, size: int) -> None:
+        self.share, self.how, self.trim = share, how, trim
+        self.rest_SD = np.zeros((sites, size))
+
+    def send(self, site: int, mean_D: np.ndarray, iteration: int) -> np.ndarray:
+        size = mean_D.size
+        self.rest_SD[site] += mean_D
+        rest_D = self.rest_SD[site].astype(np.float32)
+        if self.how == "mean":
+            kept = sorted(range(size), key=lambda i: (-abs(rest_D[i]), i))
+            chosen = kept[: max(1, round(self.share * size))]
+        else:
+            parts = math.ceil(1 / self.share)
+            turn = iteration % parts
+            chosen = list(range(size * turn // parts, size * (turn + 1) // parts))
+        sent_D = np.zeros(size)
+        sent_D[chosen] = self.rest_SD[site][chosen]
+        self.rest_SD[site] -= sent_D
+        return sent_D
+
+    def combined(self, sent_SD: np.ndarray, samples: list[int]) -> np.ndarray:
+        if self.how == "mean":
+            weighted: np.ndarray = np.average(sent_SD, axis=0, weights=samples)
+            return weighted
+        if self.how == "median":
+            middle: np.ndarray = np.median(sent_SD, axis=0)
+            return middle
+        cut = min(self.trim, (len(sent_SD) - 1) // 2)
+        rows = [sorted(column)[cut : len(column) - cut] for column in sent_SD.T]
+        return np.array([sum(row) / len(row) for row in rows])
+
+
+@given(
+    seed=seeds,
+    sites=sites_of,
+    share=st.sampled_from([0.1, 0.3, 0.55]),
+    how=st.sampled_from(["mean", "median", "trimmed"]),
+    trim=st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_means_of_sites_are_sent_kept_and_combined_as_the_reference_does(
+    seed: int, sites: list[int], share: float, how: str, trim: int
+) -> None:
+    parameters = {"betweenShare": share, "combine": how, "trim": trim}
+    cluster = cluster_of(sites, seed, **parameters)
+    members = [[rank for rank in cluster.ranks if cluster.sites[rank] == name]
+               for name in sorted(set(cluster.sites.values()))]  # fmt: skip
+    naive = Naive(share, how, trim, len(sites), cluster.layout.size)
+    weights_D = cluster.replicas[ME].weights_D.astype(np.float64)
+    rng = np.random.default_rng(seed)
+    for iteration in range(1, 6):
+        sent, samples = [], []
+        gradients = {
+            rank: rng.standard_normal(weights_D.size).astype(np.float32) for rank in cluster.ranks
+        }
+        for site, ranks in enumerate(members):
+            sizes = [cluster.replicas[rank].local_batch_size for rank in ranks]
+            mean_D = np.average([gradients[rank] for rank in ranks], axis=0, weights=sizes)
+            sent.append(naive.send(site, mean_D, iteration))
+            samples.append(sum(sizes))
+        weights_D -= 0.05 * naive.combined(np.array(sent), samples)
+        for rank in rng.permutation(cluster.ranks):
+            cluster.step(Rank(int(rank)), gradients[Rank(int(rank))])
+        cluster.deliver_all()
+        assert_alike(cluster)
+        found_D = cluster.replicas[ME].weights_D
+        np.testing.assert_allclose(found_D, weights_D, rtol=1e-3, atol=1e-4)
+
+
+@given(seed=seeds, sites=st.integers(3, 6), size=st.integers(1, 5), how=st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_one_site_cannot_carry_a_robust_mean_away(
+    seed: int, sites: int, size: int, how: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    honest_SD = rng.standard_normal((sites - 1, size)).astype(np.float32)
+    wild_D = (rng.standard_normal(size) * 1e30).astype(np.float32)
+    payloads = [encode_whole(row_D, ValueCodec.FLOAT32) for row_D in (*honest_SD, wild_D)]
+    shares = [Share(10**6 if i == sites - 1 else 1, decode_gradient(payload, size))
+              for i, payload in enumerate(payloads)]  # fmt: skip
+    found_D = combine(shares, size, trim=how)
+    assert (found_D >= honest_SD.min(axis=0)).all()
+    assert (found_D <= honest_SD.max(axis=0)).all()
+    assert np.abs(combine(shares, size, trim=None)).max() > 1e20
+
+
+@pytest.mark.parametrize("codec", ["float32", "float16"])
+def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient_elsewhere(codec: str) -> None:
+    cluster = SitesCluster(job(codec, **DENSE), [2] * 6, [3, 2, 1])
+    cluster.run(7, steps=2)
+    seen: dict[tuple[bool, int], list[int]] = {}
+    for replica in cluster.replicas.values():
+        replica.said.clear()
+    cluster.run(8, steps=5)
+    for rank, replica in cluster.replicas.items():
+        for one in replica.said:
+            if isinstance(one, Send) and one.message.payload:
+                is_inside = cluster.sites[rank] == cluster.sites[one.peer]
+                what = min(MEAN, one.message.weights_version)
+                seen.setdefault((is_inside, what), []).append(len(one.message.payload))
+                assert rank in (0, 3, 5) or what == PART
+    assert set(seen) == {(True, PART), (True, RESULT), (False, MEAN)}
+    assert len(seen[True, PART]) == len(seen[True, RESULT]) == 3 * (2 + 1)
+    assert len(seen[False, MEAN]) == 3 * 6
+    each = 4 if codec == "float32" else 2
+    assert set(seen[False, MEAN]) == {16 + 20 * each}
+    assert_alike(cluster)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_bytes_fall_with_what_is_frozen(share: float) -> None:
+    """What is frozen is not in the layout: what travels is a share of what is trained."""
+    travelled = {}
+    for trained in (4000, 1000):
+        layout = Layout(("decoder",), (trained,))
+        cluster = SitesCluster(job(betweenShare=share), [1] * 4, [2, 2], layout=layout)
+        rng = np.random.default_rng(1)
+        for _ in range(3):
+            for rank in cluster.ranks:
+                cluster.step(rank, rng.standard_normal(trained).astype(np.float32))
+            cluster.deliver_all()
+        travelled[trained] = sum(
+            len(one.message.payload)
+            for replica in cluster.replicas.values()
+            for one in replica.said
+            if isinstance(one, Send)
+        )
+    assert travelled[4000] / travelled[1000] == pytest.approx(4, rel=0.03)
+
+
+@given(seed=seeds, sites=sites_of, turn=st.integers(0, 150), whole=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: bool) -> None:
+    cluster = cluster_of(sites, seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(turn):
+        cluster.turn(rng, steps=8)
+    gone = Rank(int(rng.integers(len(cluster.ranks))))
+    for rank in cluster.ranks:
+        if rank == gone or (whole and cluster.sites[rank] == cluster.sites[gone]):
+            cluster.leave(rank)
+    cluster.run(seed, steps=8)
+
+
+@given(seed=seeds, sites=sites_of, turn=st.integers(0, 150), away=st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_who_comes_back_at_any_moment_is_in_line_again(
+    seed: int, sites: list[int], turn: int, away: int
+) -> None:
+    cluster, gone, _ = gone_for_a_while([*sites, 1], seed, turn, away)
+    cluster.come_back(gone, min(cluster.alive))
+    cluster.run(seed, steps=20)
+    for _ in range(4):  # links are quicker than steps: it does not lag for ever
+        cluster.deliver_all()
+        for rank in cluster.ranks:
+            if cluster.may_step(rank):
+                cluster.step(rank)
+    cluster.deliver_all()
+    total = sum(replica.local_batch_size for replica in cluster.replicas.values())
+    for replica in cluster.replicas.values():
+        assert replica.descents()[-1].samples == total
+
+
+@given(seed=seeds, sites=sites_of, turn=st.integers(0, 150), away=st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_who_meets_the_others_at_an_iteration_is_as_they_are(
+    seed: int, sites: list[int], turn: int, away: int
+) -> None:
+    """As the trainer's entrance does at a barrier: nobody passes that iteration without it."""
+    cluster, gone, rng = gone_for_a_while([*sites, 1], seed, turn, away)
+    meeting = 2 + max(cluster.replicas[rank].iteration for rank in cluster.alive)
+    for rank in sorted(cluster.alive):
+        cluster.handle(rank, MemberJoined(gone, 0))
+        said = Message(MessageKind.PROGRESS, meeting - 1)
+        cluster.handle(rank, MessageArrived(gone, said))
+    while cluster.turn(rng, steps=meeting):
+        pass
+    for rank in cluster.alive:
+        assert cluster.replicas[rank].iteration == meeting
+        assert not cluster.may_step(rank)
+    held_D = cluster.weights()[sorted(cluster.alive)]
+    replica = cluster.replicas[gone]
+    replica.machine = cluster.built(replica)
+    replica.weights_D[:] = cluster.replicas[min(cluster.alive)].weights_D
+    replica.machine.restore({**replica.machine.state(), "iteration": meeting - 1})
+    for rank in sorted(cluster.alive):
+        cluster.handle(gone, MemberJoined(rank, meeting - 1))
+    cluster.alive.add(gone)
+    cluster.run(seed, steps=meeting + 8)
+    if (held_D == held_D[0]).all():  # a gateway's death may have parted the others
+        assert_alike(cluster)
+
+
+def gone_for_a_while(
+    sites: list[int], seed: int, turn: int, away: int
+) -> tuple[SitesCluster, Rank, np.random.Generator]:
+    """One worker leaves; the others go on."""
+    cluster = cluster_of(sites, seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(turn):
+        cluster.turn(rng, steps=9)
+    gone = Rank(int(rng.integers(len(cluster.ranks))))
+    cluster.leave(gone)
+    for _ in range(away):
+        cluster.turn(rng, steps=9)
+    return cluster, gone, rng
+
+
+@given(seed=seeds, turn=st.integers(0, 150))
+@settings(max_examples=50, deadline=None)
+def test_who_is_no_gateway_may_leave_and_replicas_stay_alike(seed: int, turn: int) -> None:
+    cluster = cluster_of([3, 2], seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(turn):
+        cluster.turn(rng, steps=8)
+    cluster.leave(TWO)
+    cluster.run(seed, steps=8)
+    assert_alike(cluster)
+
+
+@given(seed=seeds)
+@settings(max_examples=15, deadline=None)
+def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
+    """Its peers tell it again how far they are, as they tell anybody whose link is new."""
+    cluster = cluster_of([2, 2], seed, insideShare=0.4, betweenShare=0.2)
+    cluster.run(seed, steps=4)
+    twin = copy.deepcopy(cluster)
+    replica = twin.replicas[ME]
+    state = replica.machine.state()
+    replica.machine = twin.built(replica)
+    replica.machine.restore(copy.deepcopy(state))
+    for peer in cluster.ranks[1:]:
+        replica.machine.handle(MemberJoined(peer, 4))
+        replica.machine.handle(MessageArrived(peer, Message(MessageKind.PROGRESS, 4, 2)))
+    for one in (cluster, twin):
+        for each in one.replicas.values():
+            each.said.clear()
+        one.run(seed, steps=9)
+    for rank in cluster.ranks:
+        assert words(cluster.replicas[rank].said) == words(twin.replicas[rank].said)
+    np.testing.assert_array_equal(cluster.weights(), twin.weights())
+
+
+WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("sender", "message", "words"),
+    [
+        (ONE, Message(MessageKind.GRADIENT, 1, 1, PART, b"xyz"), "3 bytes"),
+        (ONE, Message(MessageKind.GRADIENT, 1, 0, PART, WHOLE), "0 samples"),
+        (ONE, Message(MessageKind.GRADIENT, 1, 10**9, RESULT, WHOLE), "samples"),
+        (ONE, Message(MessageKind.GRADIENT, 0, 1, RESULT, WHOLE), "iteration 0"),
+        (ONE, Message(MessageKind.GRADIENT, 1, 1, 0, WHOLE), "GRADIENT"),
+        (ONE, Message(MessageKind.GRADIENT, 1, 1, MEAN + 2, WHOLE), "allowed: 0 to 4"),
+        (ONE, Message(MessageKind.GRADIENT, 1, 1, MEAN, WHOLE), "mean of site"),
+        (TWO, Message(MessageKind.GRADIENT, 1, 1, MEAN, WHOLE), "mean of site"),
+        (TWO, Message(MessageKind.GRADIENT, 1, 1, PART, WHOLE), "another site"),
+        (ONE, Message(MessageKind.PROGRESS, 1, 1, PART, WHOLE), "payload"),
+        (ONE, Message(MessageKind.WEIGHTS, 1, 1, 0, WHOLE), "weights"),
+        (ONE, Message(MessageKind.PROGRESS, 1, 1, 0, b"x"), "payload"),
+        (Rank(9), Message(MessageKind.GRADIENT, 1, 1, PART, WHOLE), "allowed: [1, 2]"),
+    ],
+)
+def test_nonsense_is_refused_and_not_waited_for(sender: Rank, message: Message, words: str) -> None:
+    cluster = SitesCluster(job(**DENSE), [2, 2, 2], [2, 1])
+    machine = cluster.replicas[ME].machine
+    told = machine.handle(MessageArrived(sender, message))
+    (refusal,) = [one for one in told if isinstance(one, Refuse)]
+    assert words in refusal.reason
+
+
+def test_a_mean_that_is_nonsense_holds_nobody() -> None:
+    cluster = SitesCluster(job(**DENSE), [2, 2], [1, 1])
+    cluster.step(ME)
+    machine = cluster.replicas[ME].machine
+    assert machine.waiting_for() == {ONE}
+    machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 1, 2)))
+    assert machine.waiting_for() == {ONE}
+    machine.handle(MessageArrived(ONE, Message(MessageKind.GRADIENT, 1, 2, MEAN + 1, b"?")))
+    assert not machine.waiting_for()
+
+
+def test_a_gradient_that_is_not_finite_is_never_used() -> None:
+    cluster = SitesCluster(job(), [2, 2], [1, 1])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        cluster.step(ME, np.full(20, np.nan, np.float32))
+
+
+def test_huge_values_of_a_peer_stay_finite() -> None:
+    cluster = SitesCluster(job(**DENSE), [2, 2], [2])
+    huge_D = np.full(20, 3.4e38, np.float32)
+    for _ in range(3):
+        cluster.step(ME, np.ones(20, np.float32))
+        cluster.step(ONE, huge_D)
+        cluster.deliver_all()
+    assert np.isfinite(cluster.weights()).all()

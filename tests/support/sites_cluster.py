@@ -1,0 +1,105 @@
+"""A `WeightsCluster` of several sites: joins and departures, and lanes that keep their order.
+
+For machines that are told which site each worker is of.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_worker.policies import build
+from dlion_worker.policies.interface import MemberJoined
+from weights_cluster import WeightsCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dlion_api.spec import Spec
+    from dlion_worker.policies.interface import Layout, Machine, Value
+    from policy_cluster import Replica
+
+
+class SitesCluster(WeightsCluster):
+    """Workers by site, in rank order: `sites` are numbers of workers."""
+
+    def __init__(
+        self,
+        job_spec: Spec,
+        local_batch_sizes: Iterable[int],
+        sites: Iterable[int],
+        *,
+        layout: Layout | None = None,
+        seed: int = 0,
+    ) -> None:
+        names = [chr(97 + at) for at, count in enumerate(sites) for _ in range(count)]
+        self.sites = {Rank(at): name for at, name in enumerate(names)}
+        self.alive = set(self.sites)
+        super().__init__(job_spec, local_batch_sizes, layout=layout, seed=seed)
+
+    def built(self, replica: Replica) -> Machine:
+        """A machine over that replica's weights, which knows the sites."""
+        return build(
+            self.job_spec, replica.rank, self.layout, self.ranks, sites=self.sites, replica=replica
+        )
+
+    def leave(self, gone: Rank) -> None:
+        """A worker dies."""
+        self.alive.discard(gone)
+        super().leave(gone)
+
+    def come_back(self, rank: Rank, source: Rank, state: Mapping[str, Value] | None = None) -> None:
+        """A new incarnation takes over a worker's weights and iteration, or comes with a state."""
+        replica, other = self.replicas[rank], self.replicas[source]
+        self.alive.add(rank)
+        replica.machine = self.built(replica)
+        replica.weights_D[:] = other.weights_D
+        applied = int(other.machine.state()["iteration"])
+        fresh = {**replica.machine.state(), "iteration": applied}
+        replica.machine.restore(fresh if state is None else state)
+        replica.iteration = replica.machine.next_iteration() - 1
+        for peer in sorted(self.alive - {rank}):
+            self.handle(peer, MemberJoined(rank, applied))
+            self.handle(rank, MemberJoined(peer, applied))
+
+    def turn(self, rng: np.random.Generator, steps: int) -> bool:
+        """One step or one delivery by chance; False: nothing is left to do."""
+        steppers = [
+            rank
+            for rank in sorted(self.alive)
+            if self.replicas[rank].iteration < steps and self.may_step(rank)
+        ]
+        links = [link for link, queue in self.links.items() if queue and link[1] in self.alive]
+        if not steppers and not links:
+            return False
+        choice = int(rng.integers(len(steppers) + len(links)))
+        if choice < len(steppers):
+            self.step(steppers[choice])
+        else:
+            self.deliver(*links[choice - len(steppers)])
+        return True
+
+    def run(self, seed: int, *, steps: int) -> None:
+        """By chance until all who live have done exactly `steps`."""
+        rng = np.random.default_rng(seed)
+        while self.turn(rng, steps):
+            pass
+        self._check_nobody_is_held(steps)
+
+    def run_on(self, seed: int, *, steps: int) -> None:
+        """By chance until all who live have done at least so many; others do not stop for that."""
+        rng = np.random.default_rng(seed)
+        for _ in range(200 * steps * len(self.ranks)):
+            if not self._late(steps) or not self.turn(rng, steps=10**9):
+                break
+        self._check_nobody_is_held(steps)
+
+    def _late(self, steps: int) -> list[Rank]:
+        return [rank for rank in sorted(self.alive) if self.replicas[rank].iteration < steps]
+
+    def _check_nobody_is_held(self, steps: int) -> None:
+        late = self._late(steps)
+        held = {rank: self.replicas[rank].machine.waiting_for() for rank in late}
+        assert not late, f"held for ever: {held}"

@@ -1,0 +1,398 @@
+"""Policy `hierarchical`: gradients inside a site, the sites' means between sites, in lock step.
+
+In each iteration every worker sends its gradient to its site's gateway, the lowest rank there that
+is known to train. That one takes their mean by samples and sends the largest entries of it, with
+what earlier ones left over (error feedback), to the gateways of the other sites. From the means of
+all sites each gateway makes the one gradient of the iteration, the *result*, and gives it to its
+workers; all descend by it as it was coded, so replicas stay identical. Between sites travels one
+coded mean per pair of sites, however many workers they have.
+
+The results are a log: an update for each iteration, applied in order. So a worker that comes late
+needs the weights of some iteration and every result since, which it is sent before it trains. When
+a gateway leaves, the next one is given the gradients anew, or the result where it is out already.
+What a gateway had not sent of its site's means goes with it.
+
+Source: ours, after hierarchical aggregation over band-limited channels; robust means between sites
+as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledgeTransfer` and
+budgets have no part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.errors import ContractError
+from dlion_worker.codecs import (
+    GradientPart,
+    ValueCodec,
+    encode_whole,
+    require_finite,
+)
+from dlion_worker.policies.entries import Coded, Residual, code, largest
+from dlion_worker.policies.headers import stranger
+from dlion_worker.policies.interface import (
+    Descend,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    Refuse,
+    Send,
+)
+from dlion_worker.policies.peer_machine import PeerMachine, flat
+from dlion_worker.policies.site_means import (
+    Share,
+    combine,
+    entries_to_send,
+    gather,
+    groups_of,
+    mean_of,
+)
+from dlion_worker.policies.site_messages import (
+    MEAN,
+    PART,
+    RESULT,
+    TICK,
+    Heard,
+    Told,
+    check_source,
+    mean_source,
+    share_of,
+)
+from dlion_worker.policies.synchronization import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dlion_api.names import Rank
+    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.parameters import HierarchicalParameters
+    from dlion_worker.policies.site_messages import Source
+
+_AHEAD = 1
+"""Iterations that a worker can be ahead of one that it waits for: who is further has gone on."""
+
+
+def hierarchical(context: Context, parameters: HierarchicalParameters) -> Machine:
+    """Gradients inside sites, means of sites between them."""
+    return Hierarchical(context, parameters)
+
+
+class Hierarchical(PeerMachine):
+    """One worker's part in its site, and its site's among the others."""
+
+    def __init__(self, context: Context, parameters: HierarchicalParameters) -> None:
+        super().__init__(context, Rule(slack=0, spare=0, barrier=True))
+        self._parameters = parameters
+        self._codec = ValueCodec(context.spec.exchange.codec)
+        self._groups = groups_of(context.ranks, context.sites, parameters.group_size)
+        self._group_of = {rank: at for at, group in enumerate(self._groups) for rank in group}
+        self._home = self._group_of[context.rank]
+        self._gradient_rest = Residual(self.size)
+        self._mean_rest = Residual(self.size)
+        self._open = False  # the local step is done, its update not made
+        self._applied = 0  # the last iteration whose result is in the weights
+        self._part: Told | None = None
+        self._mean: Told | None = None  # of this site, as it is sent, for the open iteration
+        self._result: Told | None = None
+        self._result_from: Rank = context.rank
+        self._heard = Heard()
+        self._stepped_to: dict[Rank, int] = {}  # by local steps since it joined, by nothing else
+        self._given_up: dict[Rank, int] = {}  # nothing of iterations up to that one will come
+        self._sent: set[tuple[Rank, int, int]] = set()
+        self._asking: set[tuple[Rank, int]] = set()  # who gave this worker something, and when
+
+    # ---- a local step ----------------------------------------------------------------------------
+
+    def stepped(self, step: LocalStepDone) -> list[Instruction]:
+        """The own gradient, as it is coded; all hear that the step is done."""
+        require_finite(step.gradient_D, "gradient")
+        coded = self._coded_gradient(step.gradient_D)
+        self._open = True
+        self._mean = None
+        self._part = self._told(PART, coded, step.local_batch_size)
+        self._forget_before(step.iteration)
+        return self.progress()
+
+    def _coded_gradient(self, gradient_D: Flat) -> Coded:
+        share = self._parameters.inside_share
+        if share >= 1 and self._codec is ValueCodec.FLOAT32:
+            return Coded(encode_whole(gradient_D, self._codec), GradientPart(gradient_D.copy()))
+        self._gradient_rest.value_D += gradient_D
+        count = max(1, round(share * self.size))
+        where = largest(self._gradient_rest.value_D, count) if share < 1 else slice(None)
+        return self._gradient_rest.send(where, self._codec)
+
+    def _told(self, what: int, coded: Coded, samples: int) -> Told:
+        """A message of the open iteration, with what its receivers will read."""
+        kind = MessageKind.PROGRESS if coded.payload is None else MessageKind.GRADIENT
+        payload = bytes(coded.payload or b"")
+        message = Message(kind, self.synchronizer.own, samples, what, payload)
+        return Told(message, Share(samples, None if coded.payload is None else coded.part))
+
+    def _forget_before(self, iteration: int) -> None:
+        self._heard.forget_before(iteration)
+        self._sent = {one for one in self._sent if one[2] >= iteration - 1}
+        self._asking = {one for one in self._asking if one[1] >= iteration - 1}
+
+    def descended(self) -> list[Instruction]:
+        """Nothing follows from an update."""
+        return []
+
+    def next_iteration(self) -> int:
+        """One more than the last step, or than the last update."""
+        return max(super().next_iteration(), self._applied + 1)
+
+    # ---- who is who ------------------------------------------------------------------------------
+
+    @property
+    def _gateway(self) -> Rank:
+        """Of this worker's site: itself, unless a lower rank there is known to train."""
+        trains = (rank for rank in self._members_of(self._home) if rank in self._stepped_to)
+        return min([self.context.rank, *trains])
+
+    def _members_of(self, group: int) -> list[Rank]:
+        """Workers of that site that are counted on, but this one."""
+        return [rank for rank in self.synchronizer.in_step() if self._group_of[rank] == group]
+
+    def _other_gateways(self) -> Iterator[Rank]:
+        """Of each other site the lowest rank that trains; else whom it may have to begin with."""
+        counted = set(self.synchronizer.in_step())
+        linked = self.synchronizer.active
+        for group in range(len(self._groups)):
+            known = [rank for rank in linked if self._group_of[rank] == group != self._home]
+            if known:
+                yield min(known, key=lambda r: (r not in counted, r not in self._stepped_to, r))
+
+    def _may_come(self, rank: Rank) -> bool:
+        """Whether what that member owes for the open iteration may still be on its way."""
+        own = self.synchronizer.own
+        passed = self._stepped_to.get(rank, 0) > own + _AHEAD
+        return not passed and self._given_up.get(rank, 0) < own
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+        is_step = message.kind in (MessageKind.GRADIENT, MessageKind.PROGRESS)
+        if not is_step or message.weights_version == TICK:
+            return super()._message_arrived(sender, message)
+        refusal = stranger(sender, self.context.rank, self.context.ranks)
+        if refusal is not None:
+            return [refusal]
+        try:
+            check_source(sender, message, self.context.rank, self._group_of, len(self._groups))
+            return self._heard_of(sender, Told(message, share_of(message, self.context)))
+        except ContractError as error:
+            self._give_up(sender, message.iteration)
+            return [Refuse(sender, str(error))]
+
+    def _heard_of(self, sender: Rank, told: Told) -> list[Instruction]:
+        message = told.message
+        if message.weights_version == RESULT:
+            return self._apply(told, sender)
+        if message.iteration >= self.synchronizer.own:
+            self._heard.add(sender, told)
+            self._asking.add((sender, message.iteration))
+        return []
+
+    def _known(self, source: Source) -> Told | None:
+        """What that source brings to the open iteration."""
+        return self._heard.known(source, self.synchronizer.own)
+
+    def progress_arrived(self, sender: Rank, message: Message) -> None:
+        """A step; without samples it says that nothing of that step will follow."""
+        if message.local_batch_size:
+            latest = max(self._stepped_to.get(sender, 0), message.iteration)
+            self._stepped_to[sender] = latest
+        else:
+            self._give_up(sender, message.iteration)
+
+    def greeting(self) -> Message:
+        """The last step once more: what a newcomer lacks of it follows."""
+        return Message(MessageKind.PROGRESS, self.synchronizer.own, self.local_batch_size)
+
+    def _give_up(self, sender: Rank, iteration: int) -> None:
+        self._given_up[sender] = max(self._given_up.get(sender, 0), iteration)
+
+    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+        """No weights travel here."""
+        raise ContractError(f"weights of worker {sender} at {message.iteration}; allowed: none")
+
+    def joined(self, rank: Rank, iteration: int) -> None:
+        """What it has finished is not waited for; whether it trains will be heard."""
+        self._stepped_to.pop(rank, None)
+        self._give_up(rank, iteration)
+
+    def left(self, rank: Rank) -> None:
+        """What it has given counts; of what it was given nothing is known."""
+        self._stepped_to.pop(rank, None)
+        self._given_up.pop(rank, None)
+        self._sent = {one for one in self._sent if one[0] != rank}
+        self._asking = {one for one in self._asking if one[0] != rank}
+
+    # ---- an iteration's result -------------------------------------------------------------------
+
+    def held_for(self) -> frozenset[Rank]:
+        """Whose word the open iteration's update waits for."""
+        if not self._open:
+            return frozenset()
+        gateway = self._gateway
+        if gateway != self.context.rank:
+            return frozenset({gateway})
+        return self._missing_parts() or self._missing_means()
+
+    def _missing_parts(self) -> frozenset[Rank]:
+        if self._mean is not None:
+            return frozenset()
+        return frozenset(
+            rank
+            for rank in self._members_of(self._home)
+            if self._may_come(rank) and self._known(rank) is None
+        )
+
+    def _missing_means(self) -> frozenset[Rank]:
+        return frozenset(
+            rank
+            for group in range(len(self._groups))
+            if group != self._home and self._known(mean_source(group)) is None
+            for rank in self._members_of(group)
+            if self._may_come(rank)
+        )
+
+    def _is_passed_over(self) -> bool:
+        """Whether those who would give this worker the result have gone on without it."""
+        gateway = self._gateway
+        if gateway != self.context.rank:
+            return not self._may_come(gateway)
+        others = [rank for rank in self.synchronizer.in_step() if rank in self._stepped_to]
+        own = self.synchronizer.own
+        return bool(others) and all(self._stepped_to[rank] > own + _AHEAD for rank in others)
+
+    def go_on(self) -> list[Instruction]:
+        """At a gateway the site's mean and the result, once all is in; then what others lack."""
+        if self._open and self._is_passed_over():
+            self._open = False  # its gradient counts nowhere; the results will come
+        if not (self._open and self._gateway == self.context.rank and not self._missing_parts()):
+            return self._speak()
+        self._take_mean()
+        told = self._speak()
+        update = [] if self._missing_means() else self._take_result()
+        return [*told, *self._speak(), *update]
+
+    def _take_mean(self) -> None:
+        """This site's mean, as the other sites will read it."""
+        if self._mean is not None or self._part is None:
+            return
+        shares = {self.context.rank: self._part.share}
+        for rank in self._groups[self._home]:
+            if rank != self.context.rank and (known := self._known(rank)) is not None:
+                shares[rank] = known.share
+        samples, mean_D = mean_of(shares, self.size)
+        parameters, own = self._parameters, self.synchronizer.own
+        share, in_turn = parameters.between_share, parameters.combine != "mean"
+        gather(self._mean_rest.value_D, mean_D)
+        where = entries_to_send(self._mean_rest.value_D, share, own, in_turn=in_turn)
+        coded = self._mean_rest.send(where, self._codec)
+        self._mean = self._told(MEAN + self._home, coded, samples)
+
+    def _take_result(self) -> list[Instruction]:
+        shares = []
+        for group in range(len(self._groups)):
+            told = self._mean if group == self._home else self._known(mean_source(group))
+            if told is not None:
+                shares.append(told.share)
+        trim = {"mean": None, "median": len(shares), "trimmed": self._parameters.trim}
+        result_D = combine(shares, self.size, trim[self._parameters.combine])
+        samples = sum(share.samples for share in shares)
+        coded = code(result_D, self._codec)
+        return self._apply(self._told(RESULT, coded, samples), self.context.rank)
+
+    def _apply(self, told: Told, sender: Rank) -> list[Instruction]:
+        """The update of an iteration, once; in the order of the log."""
+        iteration = told.message.iteration
+        if iteration <= self._applied:
+            return []
+        self._applied, self._result, self._result_from = iteration, told, sender
+        self._open = self._open and iteration < self.synchronizer.own
+        part = told.share.part
+        gradient_D = (
+            np.zeros(self.size, np.float32) if part is None else part.weighted(np.float32(1))
+        )
+        return [Descend(gradient_D, told.share.samples)]
+
+    # ---- what others lack ------------------------------------------------------------------------
+
+    def _speak(self) -> list[Instruction]:
+        gateway = self._gateway
+        told: list[Instruction] = []
+        if self._open and self._part is not None and gateway != self.context.rank:
+            told += self._pass_on()
+        if self._open and self._mean is not None:
+            counted = self.synchronizer.in_step()
+            for rank in self._other_gateways():
+                told += self._give(rank, self._mean) if rank in counted else []
+        if self._result is not None:
+            for rank in self._lacks_result():
+                told += self._give(rank, self._result)
+        return told
+
+    def _pass_on(self) -> list[Instruction]:
+        """To the gateway: the own gradient, and means that came here instead of there."""
+        gateway, own = self._gateway, self.synchronizer.own
+        told = self._give(gateway, self._part)
+        for sender, mean in self._heard.means(own):
+            told += self._give(gateway, mean) if sender != gateway else []
+        return told
+
+    def _lacks_result(self) -> Iterator[Rank]:
+        """Who may need the last result of this worker: of a gateway its site's workers, and such
+        gateways of other sites as were given nothing else; otherwise a gateway that is new, and who
+        took this worker for one."""
+        assert self._result is not None
+        iteration = self._result.message.iteration
+        if self._gateway == self.context.rank:
+            for rank in self.synchronizer.active:
+                if self._group_of[rank] == self._home:
+                    yield rank
+            for rank in self._other_gateways():
+                if (rank, MEAN + self._home, iteration) not in self._sent:
+                    yield rank
+            return
+        if self._result_from != self._gateway:
+            yield self._gateway
+        for rank, at in sorted(self._asking):
+            if at == iteration:
+                yield rank
+
+    def _give(self, rank: Rank, told: Told | None) -> list[Instruction]:
+        """Sends it once to a member that has not finished that iteration's update."""
+        if told is None or rank not in self.synchronizer.active:
+            return []
+        message = told.message
+        key = (rank, message.weights_version, message.iteration)
+        if key in self._sent or self.synchronizer.finished(rank) > message.iteration:
+            return []
+        self._sent.add(key)
+        return [Send(rank, message)]
+
+    # ---- checkpoints -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Value]:
+        """With what has not been sent yet, as of the last update that the weights have taken."""
+        state = super().state()
+        state["iteration"] = self._applied
+        for name, rest in (("gradient_rest", self._gradient_rest), ("mean_rest", self._mean_rest)):
+            if rest.value_D.any():
+                state[f"{name}_D"] = rest.value_D.copy()
+        return state
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave; before any other event."""
+        super().restore(state)
+        self._applied = self.synchronizer.own
+        for name, rest in (("gradient_rest", self._gradient_rest), ("mean_rest", self._mean_rest)):
+            if f"{name}_D" in state:
+                rest.value_D = flat(state[f"{name}_D"])

@@ -1,0 +1,131 @@
+"""What goes between sites and how it is put together: `hierarchical`'s arithmetic.
+
+Who is of which group, what of a site's mean travels, and one gradient out of the means of all
+sites: their mean by samples, or a robust one entry by entry, which a single site cannot carry away.
+Nothing is known here of messages.
+
+Source of the robust means: Yin et al., "Byzantine-robust distributed learning", ICML 2018
+(coordinate-wise median and trimmed mean; there over workers, here over sites).
+
+Shape suffixes: S sites that take part in an iteration, D entries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_worker.codecs import GradientPart
+from dlion_worker.policies.entries import largest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dlion_api.names import Rank
+    from dlion_worker.policies.interface import Flat
+
+_BLOCK = 2**16
+"""Entries sorted at a time."""
+
+_MOST = np.float32(2.0**120)
+"""No sum of what peers send goes beyond: finite values alone could add up to infinity."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A sum's part: so many samples, and their mean gradient; None: it is all zeros."""
+
+    samples: int
+    part: GradientPart | None
+
+
+def groups_of(
+    ranks: Collection[Rank], sites: Mapping[Rank, str], most: int
+) -> tuple[tuple[Rank, ...], ...]:
+    """Workers that exchange among themselves: a site's, or at most so many of it (0: all).
+
+    >>> groups_of([0, 1, 2, 3], {0: "b", 1: "b", 2: "b", 3: "a"}, 2)
+    ((3,), (0, 1), (2,))
+    """
+    groups: list[tuple[Rank, ...]] = []
+    for site in sorted({sites.get(rank, "") for rank in ranks}):
+        members = sorted(rank for rank in ranks if sites.get(rank, "") == site)
+        step = most or len(members)
+        groups += [tuple(members[at : at + step]) for at in range(0, len(members), step)]
+    return tuple(groups)
+
+
+def mean_of(shares: Mapping[Rank, Share], size: int) -> tuple[int, Flat]:
+    """Samples of all, and the mean of their gradients by samples, summed in rank order."""
+    samples = sum(share.samples for share in shares.values())
+    mean_D = np.zeros(size, np.float32)
+    for _, share in sorted(shares.items()):
+        if share.part is not None:
+            share.part.add_to(mean_D, np.float32(share.samples / samples))
+    return samples, mean_D
+
+
+def gather(gathered_D: Flat, mean_D: Flat) -> None:
+    """Adds a mean to what has not been sent yet, in place."""
+    gathered_D += np.clip(mean_D, -_MOST, _MOST)
+    np.clip(gathered_D, -_MOST, _MOST, out=gathered_D)
+
+
+def entries_to_send(
+    value_D: Flat, share: float, iteration: int, *, in_turn: bool
+) -> NDArray[np.intp] | slice:
+    """Which entries of what a site has gathered travel in that iteration.
+
+    The largest; or, where every site is to send the same ones, all parts in turn: a median wants
+    every site's word on an entry.
+
+    >>> entries_to_send(np.zeros(10, np.float32), 0.3, 5, in_turn=True)
+    slice(2, 5, None)
+    """
+    size = value_D.size
+    if share >= 1:
+        return slice(0, size)
+    if not in_turn:
+        return largest(value_D, max(1, round(share * size)))
+    parts = min(size, math.ceil(1 / share))
+    turn = iteration % parts
+    return slice(turn * size // parts, (turn + 1) * size // parts)
+
+
+def combine(shares: Sequence[Share], size: int, trim: int | None) -> Flat:
+    """One gradient out of the sites' means, in the order given.
+
+    `trim` None: their mean by samples. Otherwise each site counts the same: of every entry that
+    many of the largest and of the smallest values are left out, as many as leave one or two.
+    """
+    if trim is None:
+        mean_D = np.zeros(size, np.float32)
+        samples = sum(share.samples for share in shares)
+        for share in shares:
+            if share.part is not None:
+                share.part.add_to(mean_D, np.float32(share.samples / samples))
+        return np.clip(mean_D, -_MOST, _MOST)
+    return _trimmed_mean([_dense(share, size) for share in shares], size, trim)
+
+
+def _dense(share: Share, size: int) -> Flat:
+    if share.part is None:
+        return np.zeros(size, np.float32)
+    return share.part.weighted(np.float32(1))
+
+
+def _trimmed_mean(value_SD: list[Flat], size: int, trim: int) -> Flat:
+    sites = len(value_SD)
+    cut = min(trim, (sites - 1) // 2)
+    mean_D = np.empty(size, np.float32)
+    for at in range(0, size, _BLOCK):
+        block = slice(at, at + _BLOCK)
+        sorted_SB = np.sort(np.stack([value_D[block] for value_D in value_SD]), axis=0)
+        kept_SB = np.clip(sorted_SB[cut : sites - cut], -_MOST, _MOST)
+        mean_D[block] = kept_SB.mean(axis=0, dtype=np.float32)
+    return mean_D

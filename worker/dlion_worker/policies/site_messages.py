@@ -1,0 +1,122 @@
+"""What workers of `hierarchical` tell each other: kinds of messages, their checks, what is kept.
+
+A message's weights version says what it is. Entries go as `GRADIENT`; where all are zeros, the same
+goes as `PROGRESS` without a payload. Whatever arrives is untrusted; it is kept by its sender, so
+that nobody can displace what another has said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dlion_api.errors import ContractError
+from dlion_worker.codecs import decode_gradient
+from dlion_worker.policies.interface import Message, MessageKind
+from dlion_worker.policies.site_means import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dlion_api.names import Rank
+    from dlion_worker.policies.building import Context
+
+TICK: Final = 0
+RESULT: Final = 1
+PART: Final = 2
+MEAN: Final = 3
+"""A local step done; an iteration's result; its sender's gradient; from here on the mean of the
+site (or group) of that number."""
+
+_KEPT = 2
+"""Iterations kept of what each sender says of a source: one that waits for this worker is not
+further."""
+
+Source = int
+"""Whose gradient it is: a worker's, by rank; a site's, as `mean_source`."""
+
+
+def mean_source(group: int) -> Source:
+    """Stands for a site's mean among ranks."""
+    return -1 - group
+
+
+@dataclass(frozen=True)
+class Told:
+    """A message, and what it brings."""
+
+    message: Message
+    share: Share
+
+
+def check_source(
+    sender: Rank, message: Message, own: Rank, group_of: Mapping[Rank, int], groups: int
+) -> None:
+    """Passes what that sender may say to worker `own`.
+
+    Raises:
+        ContractError: it may not.
+    """
+    what, group, home = message.weights_version, group_of[sender], group_of[own]
+    name = message.kind.name
+    if message.iteration < 1:
+        raise ContractError(f"{name} of iteration {message.iteration}; allowed: 1 on")
+    if what >= MEAN + groups:
+        raise ContractError(f"{name} of kind {what}; allowed: {TICK} to {MEAN + groups - 1}")
+    if what == PART and group != home:
+        raise ContractError(f"gradient of worker {sender}, which is of another site")
+    if what >= MEAN and (what - MEAN == home or group not in (home, what - MEAN)):
+        raise ContractError(f"mean of site number {what - MEAN} from worker {sender}")
+
+
+def share_of(message: Message, context: Context) -> Share:
+    """What a checked message brings.
+
+    Raises:
+        ContractError: of no samples or too many, or not this model's gradient.
+    """
+    workers = 1 if message.weights_version == PART else len(context.ranks)
+    most = workers * context.most_samples
+    samples = message.local_batch_size
+    if not 1 <= samples <= most:
+        raise ContractError(f"gradient of {samples} samples; allowed: 1 to {most}")
+    if message.kind is MessageKind.GRADIENT:
+        return Share(samples, decode_gradient(message.payload, context.layout.size))
+    if message.payload:
+        raise ContractError("PROGRESS with a payload; allowed: none")
+    return Share(samples, None)
+
+
+class Heard:
+    """Gradients and means that have come, until their iteration is over."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[Source, Rank], dict[int, Told]] = {}
+
+    def add(self, sender: Rank, told: Told) -> None:
+        """Keeps the first that a sender says of a source and iteration."""
+        what = told.message.weights_version
+        source = sender if what == PART else mean_source(what - MEAN)
+        by_iteration = self._told.setdefault((source, sender), {})
+        by_iteration.setdefault(told.message.iteration, told)
+        if len(by_iteration) > _KEPT:
+            del by_iteration[min(by_iteration)]
+
+    def known(self, source: Source, iteration: int) -> Told | None:
+        """What a source brings to an iteration, whoever has passed it on."""
+        for (of, _), by_iteration in sorted(self._told.items()):
+            if of == source and iteration in by_iteration:
+                return by_iteration[iteration]
+        return None
+
+    def means(self, iteration: int) -> Iterator[tuple[Rank, Told]]:
+        """Means of sites, and who has sent them here."""
+        for (source, sender), by_iteration in sorted(self._told.items()):
+            if source < 0 and iteration in by_iteration:
+                yield sender, by_iteration[iteration]
+
+    def forget_before(self, iteration: int) -> None:
+        """Drops what is of earlier iterations."""
+        for by_iteration in self._told.values():
+            for at in [at for at in by_iteration if at < iteration]:
+                del by_iteration[at]
