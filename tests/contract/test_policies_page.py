@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.document.shapes import ScalarShape, shape_of
+from dlion_api.document.shapes import ListShape, ScalarShape, shape_of
 from dlion_worker.policies.catalogue import BUILT_IN
 from dlion_worker.policies.parameters import NoParameters
 
@@ -21,7 +21,7 @@ def sections() -> dict[str, str]:
 
 
 def spelt(value: object) -> str:
-    if value is None or value == "":
+    if value is None or value in ("", ()):
         return "\N{EN DASH}"
     if isinstance(value, bool):
         return str(value).lower()
@@ -40,7 +40,7 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     declared = {field.name: field for field in shape_of(parameters).fields}
     assert rows.keys() == declared.keys()
     for field in declared.values():
-        assert isinstance(field.shape, ScalarShape)
+        assert isinstance(field.shape, ScalarShape | ListShape)
         assert rows[field.name] == spelt(field.default), field.name
 
 

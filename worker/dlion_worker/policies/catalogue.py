@@ -21,6 +21,7 @@ from dlion_worker.policies.parameters import (
     D2Parameters,
     DgcParameters,
     EventgradParameters,
+    FedatParameters,
     GaiaParameters,
     HierarchicalParameters,
     HopParameters,
@@ -122,6 +123,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         "Averages of weights within a bounded gap.",
         f"{_HERE}.hop:hop",
         HopParameters,
+        own_pace=True,
+    ),
+    "fedat": Policy(
+        "Tiers of workers, each at its own pace, under one server.",
+        f"{_HERE}.fedat:fedat",
+        FedatParameters,
+        topologies=("allToAll",),
         own_pace=True,
     ),
     "hierarchical": Policy(

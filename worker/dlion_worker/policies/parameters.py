@@ -7,9 +7,9 @@ parameters has none here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from dlion_api.document import setting
+from dlion_api.document import Limits, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +180,47 @@ class GaiaParameters:
         minimum=0,
         maximum=10**6,
         unit="iterations",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedatParameters:
+    """Of `fedat`."""
+
+    server: int = setting(
+        "rank of the worker in the server's role.", default=0, minimum=0, maximum=10**6
+    )
+    tiers: tuple[Annotated[int, Limits(minimum=1, maximum=10000)], ...] = setting(
+        "tier of each worker by rank, 1 the fastest; without it, by the order of their answers.",
+        default=(),
+        max_items=10000,
+    )
+    tier_count: int = setting(
+        "M, where the answers' order makes the tiers (default ours).",
+        default=3,
+        minimum=1,
+        maximum=10000,
+    )
+    profile_rounds: int = setting(
+        "first rounds, of all workers, whose answers' order counts (default ours).",
+        default=2,
+        minimum=1,
+        maximum=1000,
+    )
+    local_steps: int = setting(
+        "iterations between two answers of a worker (default ours).",
+        default=10,
+        minimum=1,
+        maximum=10**6,
+    )
+    proximal: float = setting(
+        "lambda, of the pull back to the global weights (as recalled).",
+        default=0.4,
+        minimum=0,
+        maximum=1000,
+    )
+    decimals: int = setting(
+        "of the weights that travel as polylines (as recalled).", default=4, minimum=0, maximum=9
     )
 
 
