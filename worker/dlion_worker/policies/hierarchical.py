@@ -13,8 +13,8 @@ a gateway leaves, the next one is given the gradients anew, or the result where 
 What a gateway had not sent of its site's means goes with it.
 
 Source: ours, after hierarchical aggregation over band-limited channels; robust means between sites
-as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledgeTransfer` and
-budgets have no part.
+as in `site_means`. Receivers average. `synchronization` (but for how the trainer lets a latecomer
+in), `weighting`, `knowledgeTransfer` and budgets have no part.
 """
 
 from __future__ import annotations
