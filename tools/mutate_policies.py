@@ -52,6 +52,12 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "return sum(local_batch_sizes.values())",
         "tests/unit/policies/test_machine.py",
     ),
+    "selective propagation": Mutation(
+        "policies/selective.py",
+        "key=lambda peer: (-score(peer), self._turn(peer))",
+        "key=lambda peer: (score(peer), self._turn(peer))",
+        "tests/property/test_selective.py",
+    ),
     "knowledge transfer": Mutation(
         "policies/knowledge_transfer.py",
         "best = min(loss_by_rank",
@@ -136,6 +142,18 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "self.threshold[peer] = min(lowest, self._parameters.threshold)",
         "tests/property/test_twostep.py",
     ),
+    "fedat": Mutation(
+        "policies/fedat.py",
+        "for count in reversed(counts)]",
+        "for count in counts]",
+        "tests/property/test_fedat.py",
+    ),
+    "hierarchical": Mutation(
+        "policies/site_means.py",
+        "np.float32(share.samples / samples))\n    return samples, mean_D",
+        "np.float32(1 / len(shares)))\n    return samples, mean_D",
+        "tests/property/test_hierarchical.py",
+    ),
     "localsgd": Mutation(
         "policies/localsgd.py",
         "delta_D = anchor_D - mean_D",
@@ -158,7 +176,8 @@ def main() -> int:
         shutil.copytree(ROOT / "worker" / PACKAGE, copy / PACKAGE, symlinks=True)
         for name in names:
             verdict = tried(copy, CENTRAL_LINES[name])
-            print(f"{name:20} {CENTRAL_LINES[name].after[:60]:62} {verdict}", flush=True)
+            line = CENTRAL_LINES[name].after.partition("\n")[0]
+            print(f"{name:22} {line[:60]:62} {verdict}", flush=True)
             if not verdict.startswith("caught"):
                 survived.append(name)
     print(f"{len(names) - len(survived)} of {len(names)} caught")

@@ -87,7 +87,7 @@ class Hierarchical(PeerMachine):
     def __init__(self, context: Context, parameters: HierarchicalParameters) -> None:
         super().__init__(context, Rule(slack=0, spare=0, barrier=True))
         self._parameters = parameters
-        self._codec = ValueCodec(context.spec.exchange.codec)
+        self._codec = context.coding
         self._groups = groups_of(context.ranks, context.sites, parameters.group_size)
         self._group_of = {rank: at for at, group in enumerate(self._groups) for rank in group}
         self._home = self._group_of[context.rank]
@@ -119,7 +119,7 @@ class Hierarchical(PeerMachine):
 
     def _coded_gradient(self, gradient_D: Flat) -> Coded:
         share = self._parameters.inside_share
-        if share >= 1 and self._codec is ValueCodec.FLOAT32:
+        if share >= 1 and self._codec.values is ValueCodec.FLOAT32:
             return Coded(encode_whole(gradient_D, self._codec), GradientPart(gradient_D.copy()))
         self._gradient_rest.value_D += gradient_D
         count = max(1, round(share * self.size))
