@@ -69,3 +69,7 @@ class ProgramError(DLionError):
 
 class DataError(DLionError):
     """A data set is missing, corrupt or not what the manifest says."""
+
+
+class DivergedError(DLionError):
+    """Loss, gradient or weights are no longer finite: no restart of a worker helps."""

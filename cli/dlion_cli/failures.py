@@ -9,6 +9,7 @@ from typing import Final
 from dlion_api.errors import (
     ContractError,
     DataError,
+    DivergedError,
     DLionError,
     ProgramError,
     SpecError,
@@ -22,6 +23,7 @@ _CODES: Final = (
     (DataError, ExitCode.DATA),
     (ProgramError, ExitCode.PROGRAM),
     (UnavailableError, ExitCode.UNAVAILABLE),
+    (DivergedError, ExitCode.DIVERGED),
     (ContractError, ExitCode.FAILED),
 )
 _STORAGE: Final = frozenset(

@@ -24,7 +24,7 @@ from dlion_worker.codecs.payload import (
     range_that_fits,
 )
 from dlion_worker.codecs.selected import Selected
-from dlion_worker.codecs.values import ValueCodec, require_finite
+from dlion_worker.codecs.values import NotFiniteError, ValueCodec, require_finite
 
 __all__ = [
     "HEADER_BYTES",
@@ -32,6 +32,7 @@ __all__ = [
     "Coding",
     "GradientPart",
     "IndexCodec",
+    "NotFiniteError",
     "Selected",
     "ValueCodec",
     "coded_bytes",

@@ -63,11 +63,15 @@ class ValueCodec(StrEnum):
                 return (count + 1) // 2 + 2 * blocks_of(count)
 
 
+class NotFiniteError(ValueError):
+    """Numbers that were to be sent are NaN or infinite."""
+
+
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:
     """Passes finite values; called before anything is sent.
 
     Raises:
-        ValueError: an entry is NaN or infinite. A retry gives the same.
+        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
     """
     if not np.isfinite(value_K).all():
         wrong = int(np.count_nonzero(~np.isfinite(value_K)))
@@ -75,14 +79,14 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
             f"{what}: {wrong} of {value_K.size} entries are NaN or infinite; only finite numbers "
             "can be sent. Lower the learning rate, or look for bad samples in the data"
         )
-        raise ValueError(msg)
+        raise NotFiniteError(msg)
 
 
 def peak_of(value_K: NDArray[np.float32], what: str) -> float:
     """The largest magnitude of values that are all finite; called before anything is sent.
 
     Raises:
-        ValueError: an entry is NaN or infinite. A retry gives the same.
+        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
     """
     peak = float(np.uint32(kernels.peak_bits(value_K.view(np.uint32))).view(np.float32))
     if not math.isfinite(peak):

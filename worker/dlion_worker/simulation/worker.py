@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from dlion_api.errors import ContractError
+from dlion_api.errors import ContractError, DivergedError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
@@ -28,7 +28,6 @@ from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.instructions import Instructions
-from dlion_worker.trainer.loop import DivergedError
 from dlion_worker.trainer.reporting import worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
@@ -287,8 +286,7 @@ class VirtualWorker:
             if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
                 self._meet(event)
                 continue
-            for instruction in self.parts.machine.handle(event):
-                self._instructions.carry_out(instruction)
+            self._instructions.handle(event)
 
     def _meet(self, arrival: MessageArrived) -> None:
         """A latecomer asks: as `trainer.loop` answers."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from dlion_api.errors import (
     ContractError,
     DataError,
+    DivergedError,
     DLionError,
     ProgramError,
     SpecError,
@@ -26,7 +27,6 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.trainer.interruption import Interrupted, Signals
-from dlion_worker.trainer.loop import DivergedError
 from dlion_worker.trainer.snapshot import storage_words
 from dlion_worker.trainer.worker import Worker
 from dlion_worker.training import threads
@@ -38,6 +38,7 @@ _EXIT_CODES: tuple[tuple[type[DLionError], ExitCode], ...] = (
     (DataError, ExitCode.DATA),
     (ProgramError, ExitCode.PROGRAM),
     (UnavailableError, ExitCode.UNAVAILABLE),
+    (DivergedError, ExitCode.DIVERGED),
     (ContractError, ExitCode.FAILED),
 )
 _STORAGE = frozenset(
@@ -83,8 +84,6 @@ def _let_steps_be() -> None:
 
 def exit_code_of(error: DLionError) -> ExitCode:
     """The documented exit code of one of our errors."""
-    if isinstance(error, DivergedError):
-        return ExitCode.DIVERGED
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
+from dlion_worker.codecs import NotFiniteError
 from dlion_worker.policies.interface import (
     Add,
     Descend,
     Descended,
+    Event,
     Instruction,
     Machine,
     Message,
@@ -52,8 +55,18 @@ class Instructions:
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
-    def carry_out(self, instruction: Instruction) -> None:
-        """Does it, and what follows from it."""
+    def handle(self, event: Event) -> None:
+        """Tells the policy what has happened, and does what follows from it.
+
+        Raises: DivergedError where weights or updates that it would send are not finite.
+        """
+        try:
+            for instruction in self._machine.handle(event):
+                self._carry_out(instruction)
+        except NotFiniteError as error:
+            raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
+
+    def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Descend():
                 self._descend(instruction)
@@ -81,8 +94,7 @@ class Instructions:
             samples=self._progress.own_samples,
         )
         self.update_cpu_s += time.thread_time() - began_cpu_s
-        for following in self._machine.handle(Descended()):
-            self.carry_out(following)
+        self.handle(Descended())
 
     def _mix(self, mix: Mix) -> None:
         self._replica.mix(mix.weights_D, mix.fraction)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dlion_api.errors import DLionError
+from dlion_api.errors import DivergedError
 from dlion_api.measurements import Directive, StepTiming
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
@@ -44,10 +44,6 @@ HOLD_SLICE_S = 0.2
 
 OWED_S = 2.0
 """For so long a peer that has stopped is still expected to send what it owes."""
-
-
-class DivergedError(DLionError):
-    """Loss or weights are no longer finite: no restart of this worker helps."""
 
 
 @dataclass
@@ -246,8 +242,7 @@ class TrainingLoop:
             if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
                 self._meet(event)
                 continue
-            for instruction in self._parts.machine.handle(event):
-                self._instructions.carry_out(instruction)
+            self._instructions.handle(event)
         self._clock.exchange_cpu_s += time.thread_time() - began_cpu_s
 
     def _meet(self, arrival: MessageArrived) -> None:
