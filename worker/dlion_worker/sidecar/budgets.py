@@ -287,8 +287,5 @@ def _alike(budget_bytes: Mapping[Rank, float]) -> dict[Rank, float]:
             groups[-1].append(peer)
         else:
             groups.append([peer])
-    return {
-        peer: sum(budget_bytes[each] for each in group) / len(group)
-        for group in groups
-        for peer in group
-    }
+    means = [sum(budget_bytes[each] for each in group) / len(group) for group in groups]
+    return {peer: mean for group, mean in zip(groups, means, strict=True) for peer in group}

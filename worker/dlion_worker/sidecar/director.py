@@ -56,6 +56,7 @@ class Director:
 
     def __init__(self, job: Job, rank: Rank) -> None:
         self._job, self._rank = job, rank
+        self._everyone = frozenset(worker.rank for worker in job.workers())
         self._neighbours = neighbours_of(job, rank)
         self._estimator = CapacityEstimator()
         self.capacities = Capacities(rank)
@@ -74,6 +75,7 @@ class Director:
         )
         self._batches: Mapping[Rank, int] = {}
         self._membership: Membership | None = None
+        self._peers: tuple[Member, ...] = ()
         self._training_set_samples = self._own_samples = 0
         self._iteration = 0
         self._version = 0
@@ -109,6 +111,8 @@ class Director:
                 self._publish(now_s)
             case Peers():
                 self._membership = record.membership
+                ready = record.membership.ready()
+                self._peers = tuple(m for m in ready if m.identity.rank != self._rank)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
                 self.links.set_peers(member.identity.rank for member in self.neighbours())
@@ -134,8 +138,7 @@ class Director:
 
     def peers(self) -> tuple[Member, ...]:
         """The other workers that are there."""
-        members = () if self._membership is None else self._membership.ready()
-        return tuple(member for member in members if member.identity.rank != self._rank)
+        return self._peers
 
     def neighbours(self) -> tuple[Member, ...]:
         """Those among them to whom this worker has a link."""
@@ -226,8 +229,7 @@ class Director:
         if self._iteration > 0:
             return [self._rank, *(member.identity.rank for member in self.peers())]
         gone = {m.identity.rank for m in self._membership.members if m.state != MemberState.READY}
-        ranks = {worker.rank for worker in self._job.workers()}
-        return sorted(ranks - gone | {self._rank})
+        return sorted(self._everyone - gone | {self._rank})
 
     def _global_size(self, active: list[Rank]) -> int:
         """By what all have published, so that sidecars agree."""

@@ -49,6 +49,8 @@ class ChangingRate:
         self._change_fraction = change_fraction
         self._least_amount = least_amount
         self._buckets: deque[_Bucket] = deque()
+        self._known: float | None = None
+        self._is_known = True
         self._straddling = 0
         """So many of the oldest may have begun before the last change."""
 
@@ -56,6 +58,7 @@ class ChangingRate:
         """Takes one observation; those shorter than a tenth of `least_s` are merged into one."""
         if seconds <= 0.0:
             return
+        self._is_known = False
         newest = self._buckets[-1] if self._buckets else None
         if newest is not None and newest.seconds < self._least_s / 10:
             newest.amount += amount
@@ -68,6 +71,7 @@ class ChangingRate:
     def clear(self) -> None:
         """Forgets everything: what is measured has been replaced."""
         self._buckets.clear()
+        self._is_known = False
         self._straddling = 0
 
     @property
@@ -77,9 +81,12 @@ class ChangingRate:
 
     def rate(self) -> float | None:
         """Amount per second; None until there is a window worth the name."""
-        amount = sum(bucket.amount for bucket in self._buckets)
-        seconds = self.window_s
-        return amount / seconds if self._enough(amount, seconds) else None
+        if not self._is_known:  # asked far more often than it changes
+            amount = sum(bucket.amount for bucket in self._buckets)
+            seconds = self.window_s
+            self._known = amount / seconds if self._enough(amount, seconds) else None
+            self._is_known = True
+        return self._known
 
     def _enough(self, amount: float, seconds: float) -> bool:
         return seconds >= self._least_s or (seconds > 0 and amount >= self._least_amount)

@@ -57,12 +57,14 @@ def _moves(
     changes = []
     for rank in sorted(before.keys() | after.keys()):
         old, new = before.get(rank), after.get(rank)
+        if old is not None and new is not None and abs(new - old) <= NOTABLE_FRACTION * old:
+            continue
         name = what.format(rank)
         if old is None and new is not None:
             changes.append(f"{name} is {new * scale:.3g} {unit}")
         elif new is None:
             changes.append(f"{name} no longer counts")
-        elif old is not None and abs(new - old) > NOTABLE_FRACTION * old:
+        elif old is not None:
             direction = _direction(old, new)
             changes.append(f"{name} {direction} from {old * scale:.3g} to {new * scale:.3g} {unit}")
     return changes

@@ -11,6 +11,7 @@ Shape suffixes: F transfers, P pipes, M memberships of transfers in pipes.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,28 +37,34 @@ _ALIKE = 1 + 1e-9
 
 @dataclass(eq=False)
 class Transfer:
-    """Bytes on their way over one link."""
+    """Bytes on their way over one link; how many are left is in the network's arrays."""
 
     sender: Rank
     receiver: Rank
-    left_bytes: float
     done: Callable[[], object]
-    number: int
-    bytes_per_s: float = 0.0
+    place: int
+    """Where it stands in those arrays."""
 
 
 class Network:
-    """All transfers of a run. Changes made at one moment take effect together."""
+    """All transfers of a run. Changes made at one moment take effect together.
+
+    What is counted for every transfer at every moment is in arrays, in the order in which the
+    transfers were begun: with hundreds of workers there are thousands.
+    """
 
     def __init__(self, clock: VirtualClock, conditions: Conditions) -> None:
         self._clock = clock
         self._conditions = conditions
         self._transfers: list[Transfer] = []
+        self._left_bytes_F = np.zeros(0)
+        self._bytes_per_s_F = np.zeros(0)
+        self._cut_F = np.zeros(0, bool)
+        self._pipes_F: list[tuple[int, ...]] = []
         self._pipes: dict[tuple[Rank, Rank], tuple[int, ...]] = {}
         self._pipe_bytes_per_s: list[float] = []
         self._index: dict[tuple[Rank, bool, int], int] = {}
         self._settled_s = 0.0
-        self._number = 0
         self._next: Appointment | None = None
         self._replanning: Appointment | None = None
 
@@ -66,22 +73,27 @@ class Network:
     ) -> Transfer:
         """Starts a transfer; `done` is called when its last byte has left the link."""
         self._settle()
-        self._number += 1
-        transfer = Transfer(sender, receiver, float(size_bytes), done, self._number)
+        transfer = Transfer(sender, receiver, done, len(self._transfers))
         self._transfers.append(transfer)
+        self._left_bytes_F = np.append(self._left_bytes_F, float(size_bytes))
+        self._bytes_per_s_F = np.append(self._bytes_per_s_F, 0.0)
+        self._cut_F = np.append(self._cut_F, self._is_cut(transfer))
+        self._pipes_F.append(self._pipes_of(sender, receiver))
         self._replan_soon()
         return transfer
 
     def end(self, transfer: Transfer) -> None:
         """Gives a transfer up; `done` is not called."""
         self._settle()
-        self._transfers.remove(transfer)
+        gone_F = np.zeros(len(self._transfers), bool)
+        gone_F[transfer.place] = True
+        self._remove(gone_F)
         self._replan_soon()
 
     def left_bytes(self, transfer: Transfer) -> float:
         """Bytes of it that have not arrived yet."""
         self._settle()
-        return transfer.left_bytes
+        return float(self._left_bytes_F[transfer.place])
 
     def latency_s(self, sender: Rank, receiver: Rank) -> float:
         """One way, as it is now."""
@@ -98,17 +110,17 @@ class Network:
         self._pipes.clear()
         self._index.clear()
         self._pipe_bytes_per_s.clear()
+        self._pipes_F = [self._pipes_of(t.sender, t.receiver) for t in self._transfers]
+        self._cut_F = np.array([self._is_cut(t) for t in self._transfers], bool)
         self._replan_soon()
 
     def _settle(self) -> None:
         """Brings what is left of each transfer up to now."""
         passed_s = self._clock.now_s - self._settled_s
         self._settled_s = self._clock.now_s
-        if passed_s <= 0:
-            return
-        for transfer in self._transfers:
-            moved = transfer.bytes_per_s * passed_s
-            transfer.left_bytes = max(0.0, transfer.left_bytes - moved)
+        if passed_s > 0:
+            self._left_bytes_F -= self._bytes_per_s_F * passed_s
+            np.maximum(self._left_bytes_F, 0.0, out=self._left_bytes_F)
 
     def _replan_soon(self) -> None:
         if self._replanning is None:
@@ -123,9 +135,8 @@ class Network:
             self._next = None
         if not self._transfers:
             return
-        for transfer, rate in zip(self._transfers, self._rates(), strict=True):
-            transfer.bytes_per_s = rate
-        soonest_s = min(_seconds_left(transfer) for transfer in self._transfers)
+        self._bytes_per_s_F = self._rates()
+        soonest_s = _least_seconds_left(self._left_bytes_F, self._bytes_per_s_F)
         if soonest_s < float("inf"):
             self._next = self._clock.after(soonest_s, self._through)
 
@@ -134,22 +145,32 @@ class Network:
         self._next = None
         self._settle()
         # A nanosecond's worth is within the clock's rounding.
-        through = [t for t in self._transfers if t.left_bytes <= LEAST_BYTES + 2e-9 * t.bytes_per_s]
-        gone = {transfer.number for transfer in through}
-        self._transfers = [t for t in self._transfers if t.number not in gone]
+        gone_F = self._left_bytes_F <= LEAST_BYTES + 2e-9 * self._bytes_per_s_F
+        through = [self._transfers[place] for place in np.flatnonzero(gone_F)]
+        self._remove(gone_F)
         self._replan_soon()
         for transfer in through:
             transfer.done()
 
-    def _rates(self) -> list[float]:
+    def _remove(self, gone_F: NDArray[np.bool_]) -> None:
+        stays_F = ~gone_F
+        self._left_bytes_F = self._left_bytes_F[stays_F]
+        self._bytes_per_s_F = self._bytes_per_s_F[stays_F]
+        self._cut_F = self._cut_F[stays_F]
+        stays = np.flatnonzero(stays_F).tolist()
+        self._pipes_F = [self._pipes_F[place] for place in stays]
+        self._transfers = [self._transfers[place] for place in stays]
+        for place, transfer in enumerate(self._transfers):
+            transfer.place = place
+
+    def _rates(self) -> NDArray[np.float64]:
         """Bytes per second of each transfer: all rise together, until a pipe is full."""
-        pipes_F = [self._pipes_of(t.sender, t.receiver) for t in self._transfers]
-        member_M = np.repeat(np.arange(len(pipes_F)), [len(pipes) for pipes in pipes_F])
-        pipe_M = np.fromiter((p for pipes in pipes_F for p in pipes), np.intp, len(member_M))
-        cut_F = np.array([self._is_cut(t) for t in self._transfers])
-        rate_F = np.where(cut_F, 0.0, np.inf)
-        room_P = np.array(self._pipe_bytes_per_s)
-        return [float(rate) for rate in _fair(room_P, member_M, pipe_M, rate_F, ~cut_F)]
+        counts_F = np.fromiter(map(len, self._pipes_F), np.intp, len(self._pipes_F))
+        member_M = np.repeat(np.arange(len(counts_F)), counts_F)
+        pipes = itertools.chain.from_iterable(self._pipes_F)
+        pipe_M = np.fromiter(pipes, np.intp, len(member_M))
+        rate_F = np.where(self._cut_F, 0.0, np.inf)
+        return _fair(np.array(self._pipe_bytes_per_s), member_M, pipe_M, rate_F, ~self._cut_F)
 
     def _pipes_of(self, sender: Rank, receiver: Rank) -> tuple[int, ...]:
         known = self._pipes.get((sender, receiver))
@@ -187,26 +208,27 @@ def _fair(
 ) -> NDArray[np.float64]:
     """Max-min fair rates: those that still rise get the share of the fullest pipe, and stop."""
     room_P = room_P.copy()
-    while True:
-        rises_M = rises_F[member_M]
-        count_P = np.bincount(pipe_M[rises_M], minlength=len(room_P))
-        used_P = count_P > 0
-        if not used_P.any():
-            return rate_F
+    rises_M = rises_F[member_M]
+    member_M, pipe_M = member_M[rises_M], pipe_M[rises_M]
+    while len(member_M):
+        count_P = np.bincount(pipe_M, minlength=len(room_P))
         share_P = np.full(len(room_P), np.inf)
-        np.divide(room_P, count_P, out=share_P, where=used_P)
+        np.divide(room_P, count_P, out=share_P, where=count_P > 0)
         share = max(0.0, float(share_P.min()))
-        full_M = rises_M & (share_P[pipe_M] <= share * _ALIKE)
         stops_F = np.zeros(len(rate_F), bool)
-        stops_F[member_M[full_M]] = True
+        stops_F[member_M[share_P[pipe_M] <= share * _ALIKE]] = True
         rate_F[stops_F] = share
-        room_P -= share * np.bincount(pipe_M[stops_F[member_M]], minlength=len(room_P))
-        rises_F = rises_F & ~stops_F
+        stops_M = stops_F[member_M]
+        room_P -= share * np.bincount(pipe_M[stops_M], minlength=len(room_P))
+        member_M, pipe_M = member_M[~stops_M], pipe_M[~stops_M]
+    return rate_F
 
 
-def _seconds_left(transfer: Transfer) -> float:
-    if transfer.left_bytes <= LEAST_BYTES or transfer.bytes_per_s == float("inf"):
-        return 0.0
-    if transfer.bytes_per_s <= 0:
-        return float("inf")
-    return transfer.left_bytes / transfer.bytes_per_s
+def _least_seconds_left(
+    left_bytes_F: NDArray[np.float64], bytes_per_s_F: NDArray[np.float64]
+) -> float:
+    """Until the first of them is through; inf where none moves."""
+    seconds_F = np.full(len(left_bytes_F), np.inf)
+    np.divide(left_bytes_F, bytes_per_s_F, out=seconds_F, where=bytes_per_s_F > 0)
+    seconds_F[(left_bytes_F <= LEAST_BYTES) | np.isinf(bytes_per_s_F)] = 0.0
+    return float(seconds_F.min())

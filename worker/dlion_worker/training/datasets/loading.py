@@ -7,6 +7,7 @@ All but the last two follow from labels and seed alone, so every worker knows ev
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_worker.training.datasets import named, npz, opening, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
 from dlion_worker.training.datasets.intake import load_watched
+from dlion_worker.training.datasets.opened_once import OpenedOnce
 from dlion_worker.training.datasets.partition import partition
 from dlion_worker.training.datasets.sources import ArraySource, Source
 from dlion_worker.training.programs.program import Program, user_code
@@ -33,23 +35,27 @@ WHOLE = "all"
 """Key of the one part of a data set that is not watched."""
 
 
-def load(job: Job, identity: WorkerIdentity, *, program: Program, data_root: Path) -> DataSet:
+def load(
+    job: Job,
+    identity: WorkerIdentity,
+    *,
+    program: Program,
+    data_root: Path,
+    opened: OpenedOnce | None = None,
+) -> DataSet:
     """This worker's share and the held-out samples, as the manifest says.
 
-    Without a name or path in the manifest the program's `load_data` is asked.
+    Without a name or path in the manifest the program's `load_data` is asked. `opened`: what was
+    opened for other workers of the same job in this process, and is not opened again.
 
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
-    spec = job.spec.trainer.dataset
+    spec, opened = job.spec.trainer.dataset, opened or OpenedOnce()
     if spec.name is None and spec.path is None:
         return _from_program(job, identity, program)
     if spec.name is not None:
-        if spec.name == "digits":
-            source, held_out = _named_source(spec.name, named.digits()), None
-        else:
-            train, held_out = named.keras_images(spec.name.removeprefix("keras:"))
-            source = _named_source(spec.name, train)
-        return _shared(job, identity, source, held_out, None)
+        named_source = opened.get(("name", spec.name), partial(_named, spec.name))
+        return _shared(job, identity, *named_source, None, opened)
     assert spec.path is not None
     path = opening.resolved(spec.path, identity, data_root)
     evaluation = (
@@ -58,17 +64,30 @@ def load(job: Job, identity: WorkerIdentity, *, program: Program, data_root: Pat
         else None
     )
     names = opening.class_names(path, spec, evaluation)
-    held_out = opening.open_held_out(evaluation, spec, names) if evaluation else None
+    held_out: Samples | None = None
+    if evaluation:
+        open_held_out = partial(opening.open_held_out, evaluation, spec, names)
+        held_out = opened.get(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
         return load_watched(job, identity, path, held_out, names)
-    source = opening.open_path(path, spec, names)
+    open_path = partial(opening.open_path, path, spec, names)
+    source = opened.source(path, open_path, reads_all=_reads_all(job))
     if held_out is None and spec.format == "npz" and path.is_file():
-        held_out = npz.read_held_out(path)
-    return _shared(job, identity, source, held_out, names)
+        held_out = opened.get(("held out", str(path)), partial(npz.read_held_out, path))
+    return _shared(job, identity, source, held_out, names, opened)
 
 
-def _named_source(name: str, samples: Samples) -> Source:
-    return ArraySource(name, *samples)
+def _named(name: str) -> tuple[Source, Samples | None]:
+    if name == "digits":
+        return ArraySource(name, *named.digits()), None
+    train, held_out = named.keras_images(name.removeprefix("keras:"))
+    return ArraySource(name, *train), held_out
+
+
+def _reads_all(job: Job) -> bool:
+    """Whether all workers together read (nearly) all samples of a source that they share."""
+    spec = job.spec.trainer.dataset
+    return not (opening.is_own(spec) or spec.keep_classes or spec.keep_fraction < 1)
 
 
 def _shared(
@@ -77,16 +96,18 @@ def _shared(
     source: Source,
     held_out: Samples | None,
     names: list[str] | None,
+    opened: OpenedOnce,
 ) -> DataSet:
     """One worker's share of a source that every worker sees."""
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
     index_N = np.arange(len(source.labels))
     if held_out is None:
         held_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
-        held_out = (source.read(held_N), source.labels[held_N])
+        read = partial(_read, source, held_N)
+        held_out = opened.get(("split", source.name), read)
     class_count = opening.class_count_of(names, source.name, source.labels, held_out[1])
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
-    own_K, total = _own_share(job, identity, source.labels[index_N], class_count)
+    own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, opened)
     x, y = checked(source.read(index_N[own_K]), source.labels[index_N[own_K]], source.name)
     check_alike(held_out[0], tuple(x.shape[1:]), "held-out samples")
     count = len(y)
@@ -118,23 +139,41 @@ def _held_out_split(
     return np.sort(order[:held]), np.sort(order[held:])
 
 
+def _read(source: Source, index_K: NDArray[np.int64]) -> Samples:
+    return source.read(index_K), source.labels[index_K]
+
+
 def _own_share(
-    job: Job, identity: WorkerIdentity, labels: Labels, class_count: int
+    job: Job,
+    identity: WorkerIdentity,
+    source: Source,
+    labels: Labels,
+    class_count: int,
+    opened: OpenedOnce,
 ) -> tuple[NDArray[np.int64], int]:
     """Ascending places of this worker's samples, and how many all workers have together."""
-    spec, seed, workers = job.spec.trainer.dataset, job.spec.trainer.seed, job.workers()
+    spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
     if opening.is_own(spec):
         own = selection.thinned(labels, spec.keep_fraction, seed=[seed, identity.rank])
-        return own, len(own) * len(workers)
-    parts = partition(labels, workers, spec, class_count=class_count, seed=[seed])
+        return own, len(own) * len(job.workers())
+    share_out = partial(_shared_out, job, labels, class_count)
+    parts, total = opened.get(("shares", source.name), share_out)
+    part = parts[identity.rank]
+    kept = selection.thinned(labels[part], spec.keep_fraction, seed=[seed, identity.rank])
+    return part[kept], total
+
+
+def _shared_out(job: Job, labels: Labels, class_count: int) -> tuple[list[NDArray[np.int64]], int]:
+    """Everybody's places, and how many samples that makes after thinning."""
+    spec = job.spec.trainer.dataset
+    seed = [job.spec.trainer.seed]
+    parts = partition(labels, job.workers(), spec, class_count=class_count, seed=seed)
     total = sum(
         selection.thinned_count(int(count), spec.keep_fraction)
         for part in parts
         for count in np.bincount(labels[part])
     )
-    part = parts[identity.rank]
-    kept = selection.thinned(labels[part], spec.keep_fraction, seed=[seed, identity.rank])
-    return part[kept], total
+    return parts, total
 
 
 def _from_program(job: Job, identity: WorkerIdentity, program: Program) -> DataSet:

@@ -1,0 +1,293 @@
+"""What a simulation costs beside the gradients in it: wall time, its parts, and memory.
+
+    python benchmarks/simulator.py --data ../shared/data/cifar10 [--rounds 40] [--runs 3]
+    python benchmarks/simulator.py --data ../shared/data/cifar10 --workers 200 --rounds 20 \\
+        --runs 1 --threads 2 --set exchange.topology=randomRegular --set exchange.degree=8
+
+`cipher` on CIFAR-10. Each run is a process of its own, held to as many cores as it computes
+gradients at a time (`--threads`): first the simulation, then the very same gradients (models,
+batches, threads) and nothing else. Parts are wall time of the thread that simulates, each without
+what it calls of the others. Exit code 1 where the bar of 2.5 times is missed by the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import resource
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from local_runs import commit
+
+from dlion_cli.manifests import apply_set, load_manifest
+from dlion_worker.environments.model import Environment, Machine
+from dlion_worker.results.description import describe
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.training import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlion_worker.environments import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+BAR = 2.5
+REST = "rest: clock, order of events"
+
+
+class Stopwatch:
+    """Exclusive wall seconds of named parts on one thread."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._thread = threading.get_ident()
+        self._names = [REST]
+        self._since_s = time.perf_counter()
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; what it takes counts as `name` where the watched thread calls it."""
+
+        @functools.wraps(function)
+        def measured(*arguments: Any, **keywords: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return function(*arguments, **keywords)
+            self._enter(name)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self._leave()
+
+        return measured
+
+    def watch(self, owner: Any, methods: str, name: str) -> None:
+        """Methods of a class or module, by their names with blanks between."""
+        for method in methods.split():
+            setattr(owner, method, self.timed(name, getattr(owner, method)))
+
+    def _enter(self, name: str) -> None:
+        self._count()
+        self.calls[name] += 1
+        self._names.append(name)
+
+    def _leave(self) -> None:
+        self._count()
+        self._names.pop()
+
+    def _count(self) -> None:
+        now_s = time.perf_counter()
+        self.seconds[self._names[-1]] += now_s - self._since_s
+        self._since_s = now_s
+
+
+def main() -> None:
+    arguments = _parsed()
+    if arguments.one:
+        print(json.dumps(_run(arguments)))
+        return
+    runs = []
+    for number in range(1, arguments.runs + 1):
+        command = [sys.executable, __file__, *sys.argv[1:], "--one"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+        load = os.getloadavg()[0]
+        print(f"run {number}: {_line(runs[-1])}, load average {load:.1f}", flush=True)
+    _print(runs, arguments)
+    ratio = statistics.median(run["simulated_s"] / run["alone_s"] for run in runs)
+    sys.exit(1 if ratio > BAR else 0)
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=40, help="steps of each worker")
+    parser.add_argument("--batch", type=int, default=32, help="samples of each worker's step")
+    parser.add_argument("--policy", default="dlion")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="P=V")
+    parser.add_argument("--threads", type=int, default=1, help="gradients, and cores, at a time")
+    parser.add_argument("--held-out", type=int, default=1000, help="samples to evaluate on")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--profile", type=Path, help="write a profile (pstats) of a run there")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _run(arguments: argparse.Namespace) -> dict[str, Any]:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    for name, value in threads.environment(1.0).items():
+        os.environ.setdefault(name, value)
+    from dlion_worker.simulation.run import Simulation  # TensorFlow reads the environment once
+    from dlion_worker.training.model import FlatModel
+
+    steps: list[tuple[Any, Any, Any]] = []
+    taken = FlatModel.step
+
+    def step(model: Any, x_B: Any, y_B: Any) -> Any:
+        steps.append((model, x_B, y_B))
+        return taken(model, x_B, y_B)
+
+    FlatModel.step = step  # type: ignore[method-assign, assignment]
+    watch = Stopwatch()
+    _watch_all(watch)
+    with tempfile.TemporaryDirectory() as folder:
+        held_out = _first_records(arguments.data / "test.tfrecord", arguments.held_out, folder)
+        job = load_manifest(_document(arguments, held_out), source="benchmark", lines=None)
+        out = Path(folder) / "out"
+        with ResultFolder.create(out, describe(job), now=datetime.now().astimezone()) as results:
+            simulation = Simulation(
+                job=job,
+                plan=_plan(job.workers(), arguments.workers),
+                results_dir=out,
+                data_root=arguments.data.resolve(),
+                program_root=ROOT,
+                on_record=results.append,
+                judge=lambda _record: None,
+                thread_count=arguments.threads,
+            )
+            outcome = _profiled(simulation.run, arguments.profile)
+    FlatModel.step = taken  # type: ignore[method-assign]
+    parts = dict(watch.seconds)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    outside_s = sum(parts.pop(name, 0.0) for name in ("set up", "end"))
+    return {
+        "simulated_s": sum(parts.values()),
+        "outside_s": outside_s,
+        "alone_s": _alone(steps, arguments.threads),
+        "steps": len(steps),
+        "samples": sum(len(y_B) for _, _, y_B in steps),
+        "virtual_s": outcome.virtual_s,
+        "trace": outcome.trace_hash,
+        "peak_bytes": peak_bytes,
+        "parts": parts,
+        "calls": dict(watch.calls),
+    }
+
+
+def _profiled(run: Callable[[], Any], path: Path | None) -> Any:
+    if path is None:
+        return run()
+    import cProfile
+
+    profile = cProfile.Profile()
+    try:
+        return profile.runcall(run)
+    finally:
+        profile.dump_stats(path)
+
+
+def _watch_all(watch: Stopwatch) -> None:
+    from dlion_worker import policies
+    from dlion_worker.sidecar.director import Director
+    from dlion_worker.simulation import ending, links, network, run, trace
+    from dlion_worker.trainer.replica import LocalReplica
+    from dlion_worker.trainer.reporting import Reporter
+    from dlion_worker.training.datasets import BatchStream
+    from dlion_worker.training.evaluation import Evaluator
+
+    built = policies.build_for
+
+    def build_for(*arguments: Any) -> Any:
+        machine = built(*arguments)
+        machine.handle = watch.timed("policies: select, encode, decode, add", machine.handle)
+        return machine
+
+    policies.build_for = build_for
+    watch.watch(Future, "result", "waiting for gradients")
+    watch.watch(LocalReplica, "descend add replace mix", "weights: optimizer, mixing")
+    watch.watch(network.Network, "_settle _replan _through begin", "network: rates")
+    watch.watch(links.VirtualLink, "room_bytes push take_delivery state", "links")
+    watch.watch(Director, "handle heard", "sidecars: directives")
+    watch.watch(trace.Trace, "take", "records: written and hashed")
+    watch.watch(Reporter, "links", "records: made")
+    watch.watch(BatchStream, "next", "batches")
+    watch.watch(Evaluator, "evaluate_some", "evaluation between steps")
+    watch.watch(run.Simulation, "_put_together _worker", "set up")
+    watch.watch(ending.VirtualFinale, "run", "end")
+
+
+def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> float:
+    """Wall seconds of the same gradients, so many at a time."""
+    with ThreadPoolExecutor(thread_count) as executor:
+        list(executor.map(lambda step: step[0].step(*step[1:]), steps[: 2 * thread_count]))
+        began_s = time.perf_counter()
+        for future in [executor.submit(model.step, x_B, y_B) for model, x_B, y_B in steps]:
+            future.exception()
+        return time.perf_counter() - began_s
+
+
+def _first_records(path: Path, count: int, folder: str) -> str:
+    """A copy of that many records (length, its checksum, data, checksum): final evaluations take
+    all held-out samples for each worker, and are no part of what is measured."""
+    content, end = path.read_bytes(), 0
+    for _ in range(count):
+        end += 16 + struct.unpack_from("<Q", content, end)[0]
+    copied = Path(folder) / "held-out.tfrecord"
+    copied.write_bytes(content[:end])
+    return str(copied)
+
+
+def _document(arguments: argparse.Namespace, held_out: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "cifar10.yaml").read_text())
+    spec, count = document["spec"], arguments.workers
+    spec["sites"] = [{"name": "plant", "groups": [{"name": "all", "workers": count}]}]
+    dataset = spec["trainer"]["dataset"]
+    dataset |= {"path": "train.tfrecord", "evaluationPath": held_out}
+    spec["trainer"]["stop"] = {"maxSteps": arguments.rounds}
+    total = arguments.batch * count
+    spec["batching"]["globalBatchSize"] = {"initial": total, "max": total, "growth": False}
+    spec["exchange"] = {"policy": arguments.policy}
+    return apply_set(document, tuple(arguments.settings))
+
+
+def _plan(workers: Any, count: int) -> Plan:
+    """Cores and rates of hetero-sys-a, over and over."""
+    kinds = [(24.0, 50.0), (24.0, 50.0), (12.0, 35.0), (12.0, 35.0), (4.0, 20.0), (4.0, 20.0)]
+    chosen = [kinds[k % len(kinds)] for k in range(count)]
+    machines = tuple(Machine(cores=cores, mbit_per_s=rate) for cores, rate in chosen)
+    return Environment(name="benchmark", workers=machines).plan(workers, machine_cores=None)
+
+
+def _line(run: dict[str, Any]) -> str:
+    ratio = run["simulated_s"] / run["alone_s"]
+    return (
+        f"simulated {run['simulated_s']:.1f} s, gradients alone {run['alone_s']:.1f} s: "
+        f"{ratio:.2f}; set-up and end {run['outside_s']:.1f} s, peak {run['peak_bytes'] / 1e9:.2f} "
+        f"GB, trace {run['trace']}"
+    )
+
+
+def _print(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    first = runs[0]
+    ratios = sorted(run["simulated_s"] / run["alone_s"] for run in runs)
+    print(
+        f"\ncommit {commit()}: {arguments.workers} workers, {arguments.policy}, "
+        f"{first['steps']} steps of {first['samples'] / first['steps']:.0f} samples, "
+        f"{arguments.threads} threads, {len(runs)} runs\n"
+        f"simulated / gradients alone: median {statistics.median(ratios):.2f}, "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f} (bar {BAR})\n"
+        f"traces {'equal' if len({run['trace'] for run in runs}) == 1 else 'DIFFERENT'}\n"
+    )
+    print("| part | s (median) | / gradients alone | calls |\n|---|---|---|---|")
+    for name in sorted(first["parts"], key=lambda name: -first["parts"][name]):
+        seconds = statistics.median(run["parts"].get(name, 0.0) for run in runs)
+        share = statistics.median(run["parts"].get(name, 0.0) / run["alone_s"] for run in runs)
+        print(f"| {name} | {seconds:.2f} | {share:.2f} | {first['calls'].get(name, '')} |")
+
+
+if __name__ == "__main__":
+    main()
