@@ -17,6 +17,8 @@ COMMANDS: Final = {
     "run": ("dlion_cli.run:run", "Train a job on this machine."),
     "simulate": ("dlion_cli.simulate:simulate", "Train a job in virtual time."),
     "compare": ("dlion_cli.compare:compare", "Compare policies in simulated runs."),
+    "replay": ("dlion_cli.replay:replay", "Simulate a recorded run again, under other settings."),
+    "calibrate": ("dlion_cli.calibrate:calibrate", "Measure what a step costs on this machine."),
     "report": ("dlion_cli.report:report", "Make report.html of a result folder."),
     "validate": ("dlion_cli.validate:validate", "Check manifests."),
     "explain": ("dlion_cli.explain:explain", "Say what a field of the manifest means."),

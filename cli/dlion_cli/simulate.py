@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -29,9 +30,10 @@ from dlion_cli.table import print_result
 from dlion_operator.target import TargetWatch
 from dlion_worker.environments import Plan, load_environment
 from dlion_worker.results.description import describe
-from dlion_worker.results.environment import environment_report
+from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.summary import Ending
+from dlion_worker.results.summary import Ending, Json
+from dlion_worker.simulation.calibration import read_costs
 from dlion_worker.training import threads
 
 SIMULATION = "simulation.json"
@@ -58,6 +60,36 @@ class Simulated:
         }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be simulated, and what becomes of it."""
+
+    job: Job
+    plan: Plan
+    environment: EnvironmentReport
+    program_root: Path
+    data_root: Path
+    fixed_core_s: float
+    thread_count: int | None
+    out: Path | None
+    with_report: bool
+    output: str
+    exchange_core_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A simulated run that came to its end."""
+
+    folder: Path
+    summary: Json
+    report: Path | None
+    simulated: Simulated
+
+
+Show = Callable[[Asked, Finished], None]
+
+
 @click.command(short_help="Train a job in virtual time.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
@@ -70,9 +102,14 @@ class Simulated:
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="In place of trainer.seed.")
 @click.option(
-    "--step-overhead", "fixed_core_s", type=click.FloatRange(0, 1000), default=0.0,
-    metavar="SECONDS", show_default=True,
-    help="What a step costs beside its samples, in seconds of one of the environment's cores.",
+    "--step-overhead", "fixed_core_s", type=click.FloatRange(0, 1000), metavar="SECONDS",
+    help="What a step costs beside its samples, in seconds of one of the environment's cores. "
+    "Default: 0, or the calibration's.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="What `dlion calibrate` measured: a step's costs, in place of the environment's "
+    "samplesPerSPerCore.",
 )  # fmt: skip
 @click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -97,7 +134,8 @@ def simulate(
     environment: str,
     assignments: tuple[str, ...],
     seed: int | None,
-    fixed_core_s: float,
+    fixed_core_s: float | None,
+    calibration: Path | None,
     threads: int | None,
     no_report: bool,
     out: Path | None,
@@ -113,6 +151,8 @@ def simulate(
     \b
     dlion simulate examples/digits.yaml --environment quickstart
     dlion simulate job.yaml -e hetero-sys-a --set exchange.policy=full --seed 2 -o json
+    dlion calibrate job.yaml --out costs.json
+    dlion simulate job.yaml -e hetero-sys-a --calibration costs.json
     """
     document, lines = read_document(file)
     if seed is not None:
@@ -121,42 +161,62 @@ def simulate(
         apply_set(document, assignments), source=str(file), lines=None if assignments else lines
     )
     refuse_suspended(job, str(file))
-    _refuse_endless(job, str(file))
+    refuse_endless(job, str(file))
     loaded = load_environment(environment)
     plan = loaded.plan(
         job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
     )
     loaded.check(job, source=str(file))
+    if calibration is not None:
+        plan, fixed_core_s = _calibrated(plan, calibration, fixed_core_s)
+    asked = Asked(
+        job=job,
+        plan=plan,
+        environment=environment_report(loaded.name, document=to_document(loaded)),
+        program_root=program_root_of(job, file, None),
+        data_root=data_root.resolve(),
+        fixed_core_s=fixed_core_s or 0.0,
+        thread_count=threads,
+        out=out,
+        with_report=not no_report,
+        output=output,
+    )
+    return simulate_into_folder(asked, show)
+
+
+def _calibrated(plan: Plan, path: Path, fixed_core_s: float | None) -> tuple[Plan, float]:
+    """The plan with measured costs; a fixed part that was given counts all the same."""
+    measured_s, per_sample_s = read_costs(path)
+    plan = replace(plan, samples_per_s_per_core=1.0 / per_sample_s)
+    return plan, measured_s if fixed_core_s is None else fixed_core_s
+
+
+def simulate_into_folder(asked: Asked, show: Show) -> int:
+    """Simulates, keeps everything in a new result folder and shows it; the exit code.
+
+    Raises: DLionError, OSError; the folder then says why it ended.
+    """
     now = datetime.now().astimezone()
-    console = Console(stderr=output == "json")
+    console = Console(stderr=asked.output == "json")
     with (
         interruptible() as interruption,
-        ResultFolder.create(out, describe(job), now=now) as folder,
+        ResultFolder.create(asked.out, describe(asked.job), now=now) as folder,
     ):
-        folder.write_environment(environment_report(loaded.name, document=to_document(loaded)))
+        folder.write_environment(asked.environment)
         try:
-            simulated, stop_reason = _simulate(
-                job, plan, folder,
-                console=console,
-                data_root=data_root.resolve(),
-                program_root=program_root_of(job, file, None),
-                fixed_core_s=fixed_core_s,
-                thread_count=threads,
-            )  # fmt: skip
+            simulated, stop_reason = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
             finish_broken(folder, DLionError("interrupted"), now=now, with_report=False)
             return ExitCode.INTERRUPTED
         except (DLionError, OSError) as error:
-            finish_broken(folder, error, now=now, with_report=not no_report)
+            finish_broken(folder, error, now=now, with_report=asked.with_report)
             raise
-        _finish(
-            folder, simulated, stop_reason, interruption,
-            output=output, now=now, with_report=not no_report,
-        )  # fmt: skip
+        summary, report = _finish(asked, folder, simulated, stop_reason, interruption, now=now)
+        show(asked, Finished(folder.path, summary, report, simulated))
         return ExitCode.OK
 
 
-def _refuse_endless(job: Job, source: str) -> None:
+def refuse_endless(job: Job, source: str) -> None:
     """Raises: SpecError for what a simulation cannot do, or would never end doing."""
     stop = job.spec.trainer.stop
     problems = []
@@ -183,21 +243,12 @@ def _refuse_endless(job: Job, source: str) -> None:
         raise SpecError(problems, source=source)
 
 
-def _simulate(
-    job: Job,
-    plan: Plan,
-    folder: ResultFolder,
-    *,
-    console: Console,
-    data_root: Path,
-    program_root: Path,
-    fixed_core_s: float,
-    thread_count: int | None,
-) -> tuple[Simulated, str]:
+def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[Simulated, str]:
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
     from dlion_worker.simulation.run import Simulation  # TensorFlow: only when all else is right
 
+    job, plan = asked.job, asked.plan
     target = TargetWatch(
         job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
     )
@@ -211,12 +262,13 @@ def _simulate(
             job=job,
             plan=plan,
             results_dir=folder.path.resolve(),
-            data_root=data_root,
-            program_root=program_root,
+            data_root=asked.data_root,
+            program_root=asked.program_root,
             on_record=take,
             judge=target.take,
-            fixed_core_s=fixed_core_s,
-            thread_count=thread_count,
+            fixed_core_s=asked.fixed_core_s,
+            exchange_core_s=asked.exchange_core_s,
+            thread_count=asked.thread_count,
         ).run()
     simulated = Simulated(
         environment=plan.environment,
@@ -229,24 +281,32 @@ def _simulate(
 
 
 def _finish(
+    asked: Asked,
     folder: ResultFolder,
     simulated: Simulated,
     stop_reason: str,
     interruption: Interruption,
     *,
-    output: str,
     now: datetime,
-    with_report: bool,
-) -> None:
+) -> tuple[Json, Path | None]:
+    """Summary and page of a run that came to its end."""
     ending = Ending(stop_reason=stop_reason, started_at=now.isoformat(timespec="seconds"))
     summary = folder.finish(ending)
     text = json.dumps(simulated.document(), indent=2) + "\n"
     write_atomically(folder.path / SIMULATION, text.encode(), mode=0o644)
-    report = report_in_time(folder, summary, interruption) if with_report else None
-    if output == "json":
+    report = report_in_time(folder, summary, interruption) if asked.with_report else None
+    return summary, report
+
+
+def show(asked: Asked, finished: Finished) -> None:
+    """Prints the end of a simulated run."""
+    simulated, summary = finished.simulated, finished.summary
+    if asked.output == "json":
         summary = {**summary, "simulation": simulated.document()}
-    print_result(Console(), summary, folder=folder.path, report=report, output=output)
-    if output != "json":
+    print_result(
+        Console(), summary, folder=finished.folder, report=finished.report, output=asked.output
+    )
+    if asked.output != "json":
         click.echo(
             f"simulated {simulated.virtual_seconds:.1f} s in {simulated.wall_seconds:.1f} s; "
             f"trace {simulated.trace_hash}"

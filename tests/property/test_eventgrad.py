@@ -29,7 +29,7 @@ from dlion_worker.policies.interface import (
     Refuse,
     Send,
 )
-from dlion_worker.policies.parameters import EventgradParameters
+from dlion_worker.policies.weight_parameters import EventgradParameters
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,

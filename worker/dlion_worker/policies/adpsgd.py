@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_worker.codecs.payload import Payload
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.parameters import AdpsgdParameters
+    from dlion_worker.policies.weight_parameters import AdpsgdParameters
 
 
 def adpsgd(context: Context, parameters: AdpsgdParameters) -> AdPsgd:

@@ -15,20 +15,22 @@ from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
 from dlion_worker.policies.parameters import (
     AdacompParameters,
-    AdpsgdParameters,
     AkoParameters,
     AsyncParameters,
-    D2Parameters,
     DgcParameters,
-    EventgradParameters,
-    FedatParameters,
-    GaiaParameters,
     HierarchicalParameters,
-    HopParameters,
-    LocalsgdParameters,
     NoParameters,
     TopKParameters,
     TwostepParameters,
+)
+from dlion_worker.policies.weight_parameters import (
+    AdpsgdParameters,
+    D2Parameters,
+    EventgradParameters,
+    FedatParameters,
+    GaiaParameters,
+    HopParameters,
+    LocalsgdParameters,
 )
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dlion_worker.codecs.payload import Payload
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.parameters import D2Parameters
+    from dlion_worker.policies.weight_parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.parameters import EventgradParameters
     from dlion_worker.policies.sending import Payload
+    from dlion_worker.policies.weight_parameters import EventgradParameters
 
 Chosen = NDArray[np.bool_]
 """Which variables, shape [L]."""

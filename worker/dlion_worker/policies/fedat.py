@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from dlion_worker.policies.building import Context
     from dlion_worker.policies.interface import Flat, Machine, Value
-    from dlion_worker.policies.parameters import FedatParameters
+    from dlion_worker.policies.weight_parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
 """Before a rank or a tier, in a checkpoint."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.parameters import GaiaParameters
+    from dlion_worker.policies.weight_parameters import GaiaParameters
 
 _FOLLOWS = 1
 """Weights version of a `PROGRESS` behind which significant entries follow."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.parameters import HopParameters
+    from dlion_worker.policies.weight_parameters import HopParameters
 
 
 def hop(context: Context, parameters: HopParameters) -> Hop:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_worker.policies.building import Context
     from dlion_worker.policies.interface import Flat, Machine, Value
-    from dlion_worker.policies.parameters import LocalsgdParameters
+    from dlion_worker.policies.weight_parameters import LocalsgdParameters
 
 _KEPT_AHEAD = 2
 """Rounds of a peer's that are kept until they are due: it waits for this worker in the second."""

@@ -15,7 +15,18 @@ class StepCosts:
 
     per_sample_core_s: float
     fixed_core_s: float = 0.0
+    exchange_core_s: float = 0.0
+    """Of each step, for select, encode, send, receive, decode and add: no computing, so that no
+    sidecar counts it as such."""
 
     def core_s(self, batch_size: int) -> float:
-        """Core seconds of a step over so many samples."""
+        """Core seconds of computing, over so many samples."""
         return self.fixed_core_s + batch_size * self.per_sample_core_s
+
+    def step_core_s(self, batch_size: int) -> float:
+        """The exchange's with them."""
+        return self.core_s(batch_size) + self.exchange_core_s
+
+    def computing_fraction(self, batch_size: int) -> float:
+        """Of a step's time and CPU, what is computing."""
+        return self.core_s(batch_size) / self.step_core_s(batch_size)

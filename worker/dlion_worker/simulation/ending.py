@@ -5,47 +5,60 @@ Called by `run`. Which model is kept, and how, is `trainer.finishing`'s business
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dlion_api.errors import UnavailableError
 from dlion_api.reasons import EventReason
 from dlion_worker.trainer.finishing import Replica, choose_model, keep_model, site_leads
+from dlion_worker.trainer.snapshot import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from dlion_api.names import Rank
     from dlion_api.spec import Job
     from dlion_worker.simulation.worker import VirtualWorker
     from dlion_worker.trainer.replica import LocalReplica
-    from dlion_worker.trainer.snapshot import WorkerState
-    from dlion_worker.training.evaluation import Evaluator
+    from dlion_worker.training.evaluation import Evaluated, Evaluator
 
 
 class VirtualFinale:
     """What is done with the workers that are there when a run ends."""
 
     def __init__(
-        self, job: Job, workers: Mapping[Rank, VirtualWorker], evaluator: Evaluator
+        self,
+        job: Job,
+        workers: Mapping[Rank, VirtualWorker],
+        evaluator: Evaluator,
+        executor: Executor,
     ) -> None:
+        """`executor`: evaluations at a time."""
         self._job, self._workers, self._evaluator = job, workers, evaluator
+        self._executor = executor
 
     def run(self, *, ended_s: float, stop_reason: str, results_dir: Path) -> None:
         """Raises: UnavailableError where nobody is there; OSError."""
         if not self._workers:
             raise UnavailableError(f"{stop_reason}, and no worker was there to keep a model")
-        replicas = []
-        for rank, worker in self._workers.items():
-            progress, replica = worker.progress, worker.parts.replica
-            tag = (progress.iteration, progress.own_samples, ended_s)
-            final = self._evaluator.evaluate_all(tag, snapshot=replica.model.snapshot())
+        replicas, known = [], {}
+        finals = self._executor.map(partial(self._final, ended_s), self._workers.values())
+        for (rank, worker), final in zip(self._workers.items(), finals, strict=True):
+            progress, model = worker.progress, worker.parts.replica.model
             worker.parts.reporter.evaluation(final, final=True)
-            replicas.append(
-                Replica(rank, replica.state(), progress.own_samples, progress.iteration)
-            )
+            # Nobody trains on: weights need no copy, and optimizers are of no use any more.
+            own = WorkerState(model.weights_D, model.get_state(), np.zeros(0, np.float32))
+            replicas.append(Replica(rank, own, progress.own_samples, progress.iteration))
+            known[id(own)] = final.evaluation.accuracy
         about, state = choose_model(
-            self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
+            self._job,
+            replicas,
+            accuracy_of=lambda one: known[id(one)] if id(one) in known else self._accuracy_of(one),
+            stop_reason=stop_reason,
         )
         sites = {worker.rank: worker.site for worker in self._job.workers()}
         for rank in sorted(site_leads(self._job, set(self._workers)), key=lambda r: sites[r]):
@@ -53,6 +66,12 @@ class VirtualFinale:
             self._workers[rank].parts.reporter.event(
                 EventReason.MODEL_SAVED, str(about), iteration=max(r.iteration for r in replicas)
             )
+
+    def _final(self, ended_s: float, worker: VirtualWorker) -> Evaluated:
+        """One replica on all held-out samples; in any thread."""
+        progress, model = worker.progress, worker.parts.replica.model
+        tag = (progress.iteration, progress.own_samples, ended_s)
+        return self._evaluator.evaluate_all(tag, snapshot=model.snapshot())
 
     def _first_replica(self) -> LocalReplica:
         return next(iter(self._workers.values())).parts.replica

@@ -77,11 +77,13 @@ class Simulation:
         on_record: Callable[[ProgressRecord], None],
         judge: Callable[[EvaluationRecord], str | None],
         fixed_core_s: float = 0.0,
+        exchange_core_s: float = 0.0,
         thread_count: int | None = None,
     ) -> None:
         """`judge` says why the run is over, given one replica's accuracy. `fixed_core_s`: what a
-        step costs beside its samples. `thread_count`: gradients computed at a time (default: the
-        machine's cores); it changes nothing but how long the simulation takes."""
+        step costs beside its samples, `exchange_core_s`: and beside computing. `thread_count`:
+        gradients computed at a time (default: the machine's cores); it changes nothing but how
+        long the simulation takes."""
         self._job, self._plan = job, plan
         self._results_dir, self._data_root = results_dir, data_root
         self._program_root = program_root
@@ -89,9 +91,11 @@ class Simulation:
         self._trace = Trace(on_record)
         self._clock = VirtualClock()
         self._network = Network(self._clock, plan.initial)
-        self._costs = StepCosts(1.0 / plan.samples_per_s_per_core, fixed_core_s)
+        per_sample_core_s = 1.0 / plan.samples_per_s_per_core
+        self._costs = StepCosts(per_sample_core_s, fixed_core_s, exchange_core_s)
         self._thread_count = thread_count or len(os.sched_getaffinity(0))
         self._conditions = plan.initial
+        self._opened = datasets.OpenedOnce()
         self._loaded: dict[Rank, datasets.DataSet] = {}
         self._paces: dict[Rank, Pace] = {}
         every_samples = job.spec.trainer.evaluation.every_samples
@@ -112,14 +116,14 @@ class Simulation:
             self._start()
             while not self._all_stopped() and self._clock.advance():
                 self._note_the_end()
-        if not self._stop_reason:
-            raise UnavailableError(self._deadlock())
-        virtual_s = self._now_s()
-        inside = self._roster.inside
-        VirtualFinale(self._job, inside, self._evaluator).run(
-            ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
-        )
-        self._evaluator.close()
+            if not self._stop_reason:
+                raise UnavailableError(self._deadlock())
+            virtual_s = self._now_s()
+            inside = self._roster.inside
+            VirtualFinale(self._job, inside, self._evaluator, executor).run(
+                ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
+            )
+            self._evaluator.close()
         for worker in inside.values():
             self._trace.weights(worker.parts.replica.model.weights_D)
         return SimulationOutcome(
@@ -163,7 +167,13 @@ class Simulation:
         return VirtualWorker(parts, self._around)
 
     def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
-        return datasets.load(self._job, identity, program=self._program, data_root=self._data_root)
+        return datasets.load(
+            self._job,
+            identity,
+            program=self._program,
+            data_root=self._data_root,
+            opened=self._opened,
+        )
 
     def _model(self, program: programs.Program, data: datasets.DataSet) -> FlatModel:
         trainer = self._job.spec.trainer

@@ -130,7 +130,7 @@ class VirtualWorker:
         self._step_core_s = self._left_core_s = 0.0
         self._since_s = 0.0
         self._began_s = 0.0
-        self._computed_s = 0.0
+        self._computed_s = self._busy_s = 0.0
         self._batch_size = 0
         self._iteration = 0
         self._iteration_s = 0.0
@@ -176,7 +176,8 @@ class VirtualWorker:
         self._step = self._around.executor.submit(parts.replica.model.step, x_B, y_B)
         self._began_s = self._since_s = self._around.clock.now_s
         slowdown = parts.pace.next_slowdown(self._began_s)
-        self._step_core_s = self._left_core_s = slowdown * parts.costs.core_s(self._batch_size)
+        self._step_core_s = slowdown * parts.costs.step_core_s(self._batch_size)
+        self._left_core_s = self._step_core_s
         self._schedule()
 
     def change_units(self, units: float) -> None:
@@ -226,7 +227,8 @@ class VirtualWorker:
                 "for bad samples in the data"
             )
         now_s = self._around.clock.now_s
-        self._result, self._computed_s = result, now_s - self._began_s
+        self._result, self._busy_s = result, now_s - self._began_s
+        self._computed_s = self._busy_s * parts.costs.computing_fraction(self._batch_size)
         self._norms.own(result.gradient_D, self._batch_size)
         self.progress.advance(
             self._iteration,
@@ -309,7 +311,7 @@ class VirtualWorker:
         parts, now_s = self.parts, self._around.clock.now_s
         wall_s = self._iteration_s = now_s - self._began_s
         cpu_s = self._step_core_s
-        waited_s = wall_s - self._computed_s
+        waited_s = wall_s - self._busy_s
         parts.reporter.step(
             StepRecord(
                 time_s=now_s,
@@ -323,7 +325,7 @@ class VirtualWorker:
                 compute_s=self._computed_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                exchange_cpu_s=0.0,
+                exchange_cpu_s=cpu_s * (1 - parts.costs.computing_fraction(self._batch_size)),
                 waited_s=waited_s,
                 samples=self.progress.own_samples,
             )
@@ -346,7 +348,7 @@ class VirtualWorker:
                 compute_s=self._computed_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                compute_cpu_s=cpu_s,
+                compute_cpu_s=cpu_s * self.parts.costs.computing_fraction(self._batch_size),
                 waited_s=waited_s,
                 norms=self._norms.take(),
             ),

@@ -1,0 +1,245 @@
+"""`dlion replay`: a recorded run again, in virtual time, as it was or under other settings.
+
+Joins the result folder that is replayed, the simulation and the comparison of both.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_cli.figures import NOT_KNOWN, rate, share
+from dlion_cli.manifests import apply_set, load_manifest, refuse_suspended
+from dlion_cli.run import program_root_of
+from dlion_cli.simulate import (
+    Asked,
+    Finished,
+    refuse_endless,
+    show,
+    simulate_into_folder,
+)
+from dlion_worker.results.description import describe_folder
+from dlion_worker.results.environment import environment_report
+from dlion_worker.results.events import BadLine, read_events
+from dlion_worker.results.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
+from dlion_worker.results.replayed import Figure, figures_of, side_by_side
+from dlion_worker.results.summary import SCHEMA_VERSION
+from dlion_worker.simulation.recorded import Link, Recorded, recorded_plan
+
+MOST_BYTES = 64 << 20
+REPLAY = "replay.json"
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """What is replayed, and how it is to be spoken of."""
+
+    folder: Path
+    recorded: Recorded
+    assignments: tuple[str, ...]
+
+
+@click.command(short_help="Simulate a recorded run again, under other settings.")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+    help="A field of the manifest that is to be another, e.g. exchange.policy=full. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--exchange-cost", "exchange_factor", type=click.FloatRange(0, 100), default=1.0,
+    metavar="FACTOR", show_default=True,
+    help="What the exchange takes of the workers' time, relative to what it took in RUN.",
+)  # fmt: skip
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N",
+    help="Gradients computed at a time; changes nothing but the waiting. Default: all cores.",
+)  # fmt: skip
+@click.option("--no-report", is_flag=True, help="Do without report.html.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR",
+    help="Result folder (new or empty). Default: runs/<job>-<time>.",
+)  # fmt: skip
+@click.option(
+    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
+    help="Relative paths of data are taken from here. Default: the working directory.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table",
+    help="What is printed at the end.",
+)  # fmt: skip
+def replay(
+    folder: Path,
+    assignments: tuple[str, ...],
+    exchange_factor: float,
+    threads: int | None,
+    no_report: bool,
+    out: Path | None,
+    data_root: Path,
+    output: str,
+) -> int:
+    """Simulate the run of result folder RUN again, with its measured speeds and link rates.
+
+    RUN was made by `dlion run` or `dlion simulate`. Its manifest is trained anew with real
+    gradients, under --set in place of what it says; every worker is as fast, and every link
+    carries as much, as was measured at that time of the run. Without --set the table tells how far
+    off a replay is; with it, what the setting would have changed.
+
+    What the exchange took of the workers' CPU stays as it was: for a policy that computes less or
+    more, give --exchange-cost. A link whose rate was never measured is not limited.
+
+    \b
+    dlion run examples/digits.yaml --environment quickstart --out runs/a
+    dlion replay runs/a
+    dlion replay runs/a --set exchange.policy=full -o json
+    """
+    about = describe_folder(folder)
+    _refuse_other_version(folder)
+    source = str(folder / JOB)
+    job = load_manifest(apply_set(dict(about.document), assignments), source=source, lines=None)
+    refuse_suspended(job, source)
+    refuse_endless(job, source)
+    _refuse_other_workers(job, len(about.workers), folder)
+    recorded = _recorded(folder, about.workers)
+    asked = Asked(
+        job=job,
+        plan=recorded.plan,
+        environment=environment_report("recorded", notes=[f"replay of {folder.resolve()}"]),
+        program_root=program_root_of(job, folder / JOB, None),
+        data_root=data_root.resolve(),
+        fixed_core_s=recorded.fixed_core_s,
+        exchange_core_s=exchange_factor * recorded.exchange_core_s,
+        thread_count=threads,
+        out=out,
+        with_report=not no_report,
+        output=output,
+    )
+    return simulate_into_folder(
+        asked, partial(_show, replayed=_Replayed(folder, recorded, assignments))
+    )
+
+
+def _recorded(folder: Path, workers: tuple[WorkerIdentity, ...]) -> Recorded:
+    """The conditions of that run. Raises: DataError."""
+    bad_lines: list[BadLine] = []
+    figures = _environment_figures(folder)
+    recorded = recorded_plan(
+        read_events(folder / EVENTS, bad_lines.append),
+        workers,
+        latency_s=_latencies(figures),
+        has_quotas=any(figure.get("quantity") == "CPU quota" for figure in figures),
+        source=str(folder),
+    )
+    if bad_lines:
+        click.echo(f"dlion: {len(bad_lines)} lines of {folder / EVENTS} cannot be read", err=True)
+    return recorded
+
+
+def _refuse_other_version(folder: Path) -> None:
+    """Raises: DataError where the folder's records may mean something else."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return  # still going on, or broken off: the records tell all the same
+    document = _read(path, json.loads)
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: is of version {version!r} (allowed: {SCHEMA_VERSION}). Replay it with the "
+            "DLion that made it"
+        )
+
+
+def _refuse_other_workers(job: Job, count: int, folder: Path) -> None:
+    if len(job.workers()) != count:
+        raise click.UsageError(
+            f"--set makes {len(job.workers())} workers of the {count} in {folder}: nothing is "
+            "known of others' speeds and links. Keep the workers, or use dlion simulate"
+        )
+
+
+def _environment_figures(folder: Path) -> list[dict[str, Any]]:
+    """What was measured of the run's environment; nothing where it had none."""
+    path = folder / ENVIRONMENT
+    if not path.exists():
+        return []
+    figures = _read(path, yaml.safe_load).get("figures")
+    return [f for f in figures if isinstance(f, dict)] if isinstance(figures, list) else []
+
+
+def _latencies(figures: list[dict[str, Any]]) -> dict[Link, float]:
+    """One way, of each link that has one, in seconds."""
+    found: dict[Link, float] = {}
+    for figure in figures:
+        if figure.get("quantity") != "latency, one way":
+            continue
+        measured, rank, peer = (figure.get(name) for name in ("measured", "rank", "peer"))
+        value = figure.get("requested") if measured is None else measured
+        if isinstance(rank, int) and isinstance(peer, int) and isinstance(value, int | float):
+            found[Rank(rank), Rank(peer)] = min(max(0.0, value / 1000), 10.0)
+    return found
+
+
+def _read(path: Path, parse: Any) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            document = parse(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: cannot be read: no object in it")
+    return document
+
+
+def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
+    """The replay's own end, then both runs beside each other."""
+    ranks = [worker.rank for worker in asked.job.workers()]
+    before = figures_of(read_events(replayed.folder / EVENTS), ranks)
+    after = figures_of(read_events(finished.folder / EVENTS), ranks)
+    rows = side_by_side(before, after)
+    document = {
+        "run": str(replayed.folder),
+        "settings": list(replayed.assignments),
+        "exchangeCoreS": asked.exchange_core_s,
+        "fixedCoreS": asked.fixed_core_s,
+        "samplesPerSPerCore": asked.plan.samples_per_s_per_core,
+        "changes": len(replayed.recorded.plan.changes),
+        "unknownLinks": [list(link) for link in replayed.recorded.unknown_links],
+        "figures": [row.document() for row in rows],
+    }
+    (finished.folder / REPLAY).write_text(json.dumps(document, indent=2) + "\n")
+    show(asked, replace(finished, summary={**finished.summary, "replay": document}))
+    if asked.output == "json":
+        return
+    changed = ", ".join(replayed.assignments) or "no setting changed"
+    table = Table(title=f"{replayed.folder}, recorded and replayed: {changed}")
+    for column in ("figure", "recorded", "replayed", "difference"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for row in rows:
+        table.add_row(row.name, _cell(row, row.recorded), _cell(row, row.replayed), _off(row))
+    Console().print(table)
+    if replayed.recorded.unknown_links:
+        click.echo(
+            f"{len(replayed.recorded.unknown_links)} links had no measured rate: not limited"
+        )
+
+
+def _cell(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return NOT_KNOWN
+    if figure.unit == "accuracy":
+        return share(value)
+    return f"{rate(value)} {figure.unit}".rstrip()
+
+
+def _off(figure: Figure) -> str:
+    return NOT_KNOWN if figure.difference is None else f"{figure.difference:+.1%}"

@@ -1,0 +1,75 @@
+"""`dlion calibrate` as users start it: real steps, a law, and a simulation that goes by it.
+
+Left out: the fit itself (tests/unit/simulation/test_calibration.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlion_cli", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    measuring = ("--batches", "16,512", "--rounds", "3")
+    done = command("calibrate", str(DIGITS), *measuring, "--out", str(costs), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured == json.loads(costs.read_text())
+    fixed, sample = measured["fixedCoreS"], measured["perSampleCoreS"]
+    assert 0 < sample["low"] <= sample["value"] <= sample["high"] < 0.01
+    assert 0 <= fixed["value"] < 0.5
+    assert len(measured["observations"]) == 6
+    assert all(one["wallS"] > 0 and one["cpuS"] > 0 for one in measured["observations"])
+
+    flags = (
+        "simulate", str(DIGITS), "-e", "quickstart", "--no-report", "-o", "json",
+        "--set", "trainer.stop={maxSteps: 3}", "--set", "exchange.policy=none",
+        "--set", "batching.policy=even",
+    )  # fmt: skip
+    done = command(*flags, "--calibration", str(costs), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    # 60 samples a step on each worker; the first to be done has 4 cores.
+    expected_s = 3 * (fixed["value"] + 60 * sample["value"]) / 4
+    assert summary["simulation"]["virtualSeconds"] >= expected_s * 0.999
+    lines = (tmp_path / "out" / "events.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    largest = [s for s in steps if s["kind"] == "step" and s["rank"] == 3]
+    assert largest[-1]["time_s"] == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"version": 7}')
+    flags = ("simulate", str(DIGITS), "-e", "quickstart", "--out", str(tmp_path / "out"))
+    done = command(*flags, "--calibration", str(wrong))
+    assert done.returncode == ExitCode.DATA
+    assert "version 7; allowed: 1" in done.stderr
+    assert not (tmp_path / "out").exists()
+    for words, said in (
+        (("calibrate", "--batches", "8"), "give two or more sizes"),
+        (("calibrate", "--batches", "a,b"), "not whole numbers"),
+        (("calibrate", "--set", "seed=1"), "give its FILE"),
+        (("calibrate", str(DIGITS), "--builtin", "cipher"), "without a FILE"),
+    ):
+        done = command(*words)
+        assert done.returncode == ExitCode.USAGE, words
+        assert said in " ".join(done.stderr.split())
+    done = command("calibrate", "--builtin", "nonsense", "--batches", "1,2", "--rounds", "3")
+    assert done.returncode == ExitCode.PROGRAM
+    assert "nonsense" in done.stderr

@@ -1,0 +1,123 @@
+"""`dlion replay` as users start it: recorded runs again, as they were and under other settings.
+
+Proves: a simulated run's replay comes close to it; a real run's (processes, sockets) has the same
+order of speed and bytes; a setting takes effect; what cannot be replayed is refused in words. How
+near to reality a replay is on a quiet machine: docs/simulating.md.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from local_run import LocalRun, blobs, job_document
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlion_cli", *words], capture_output=True, text=True, check=False
+    )
+
+
+def replay(folder: Path, out: Path, *flags: str) -> Any:
+    """The summary of a replay."""
+    done = command("replay", str(folder), "--out", str(out), "--no-report", "-o", "json", *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated run of the quick start."""
+    out = tmp_path_factory.mktemp("simulated") / "out"
+    done = command(
+        "simulate", str(DIGITS), "-e", "quickstart", "--out", str(out), "--no-report",
+        "--set", "trainer.stop={maxSteps: 30}", "--set", "trainer.evaluation.everySamples=2000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def figures(summary: Any) -> dict[str, Any]:
+    return {figure["name"]: figure for figure in summary["replay"]["figures"]}
+
+
+def test_a_simulated_run_again_is_nearly_the_same(simulated: Path, tmp_path: Path) -> None:
+    summary = replay(simulated, tmp_path / "out")
+    found = figures(summary)
+    assert abs(found["iterations/s"]["difference"]) < 0.1
+    assert {f"batch of worker {rank}" for rank in range(4)} <= found.keys()
+    for rank in range(4):
+        assert abs(found[f"batch of worker {rank}"]["difference"]) < 0.1
+    assert summary["replay"]["unknownLinks"] == []
+    kept = json.loads((tmp_path / "out" / "replay.json").read_text())
+    assert kept["figures"] == summary["replay"]["figures"]
+    assert (tmp_path / "out" / "simulation.json").is_file()
+
+
+def test_a_setting_takes_effect(simulated: Path, tmp_path: Path) -> None:
+    summary = replay(simulated, tmp_path / "out", "--set", "exchange.policy=none")
+    found = figures(summary)
+    assert found["sent per iteration, 0 to 1"]["recorded"] > 0
+    assert found["sent per iteration, 0 to 1"]["replayed"] < 1
+    assert summary["replay"]["settings"] == ["exchange.policy=none"]
+
+
+@pytest.mark.timeout(120)
+def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
+    """Steps of a tenth of a second: what links and scheduling add to much shorter ones is not in
+    the records."""
+    program = blobs(tmp_path, nap_s=0.1)
+    document = job_document(2, trainer={"program": program, "stop": {"maxSteps": 40}})
+    with LocalRun(tmp_path, document) as run:
+        assert run.finish() == 0
+    found = figures(replay(run.folder, tmp_path / "replayed"))
+    assert abs(found["iterations/s"]["difference"]) < 0.3
+    sent = found["sent per iteration, 0 to 1"]
+    assert abs(sent["difference"]) < 0.05, sent
+    free = figures(replay(run.folder, tmp_path / "free", "--exchange-cost", "0"))
+    assert free["iterations/s"]["replayed"] > found["iterations/s"]["replayed"]
+
+
+def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def refused(folder: Path, *flags: str) -> tuple[int, str]:
+        done = command("replay", str(folder), "--out", str(out), *flags)
+        assert not out.exists()
+        return done.returncode, " ".join(done.stderr.split())
+
+    code, words = refused(tmp_path)
+    assert code == ExitCode.DATA
+    assert "is no job that can be read" in words
+    fewer = "sites=[{name: plant-a, groups: [{name: small, workers: 2}]}]"
+    settings = ("--set", fewer, "--set", "trainer.dataset={name: digits}")
+    code, words = refused(simulated, *settings)
+    assert code == ExitCode.USAGE
+    assert "2 workers of the 4" in words
+    code, words = refused(simulated, "--set", "exchange.policy=nonsense")
+    assert code == ExitCode.SPEC
+    assert "there is no exchange policy of that name" in words
+
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "job.yaml").write_bytes((simulated / "job.yaml").read_bytes())
+    code, words = refused(copy)
+    assert (code, "cannot be read" in words) == (ExitCode.DATA, True)
+    (copy / "events.jsonl").write_bytes(b"")
+    code, words = refused(copy)
+    assert (code, "no step of worker 0, 1, 2, 3" in words) == (ExitCode.DATA, True)
+    (copy / "summary.json").write_text('{"schema_version": 99}')
+    code, words = refused(copy)
+    assert (code, "is of version 99" in words) == (ExitCode.DATA, True)
+    (copy / "summary.json").write_text("[")
+    code, words = refused(copy)
+    assert (code, "cannot be read" in words) == (ExitCode.DATA, True)
