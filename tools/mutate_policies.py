@@ -66,8 +66,8 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "weighted batches": Mutation(
         "policies/batching.py",
-        "rest * (value / peak) / total",
-        "rest / len(capacity)",
+        "rest * (capacity_R / peak) / total",
+        "rest / len(others_R)",
         "tests/property/test_batching.py",
     ),
     "topk": Mutation(
