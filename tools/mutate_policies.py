@@ -66,8 +66,8 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "weighted batches": Mutation(
         "policies/batching.py",
-        "rest * (capacity_R / peak) / total",
-        "rest / len(others_R)",
+        "rest * (value / peak) / total",
+        "rest / len(capacity)",
         "tests/property/test_batching.py",
     ),
     "topk": Mutation(

@@ -27,8 +27,9 @@ from dlion_worker.codecs.coded_values import (
     outgoing,
 )
 from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
-from dlion_worker.codecs.gap_codes import Gaps
+from dlion_worker.codecs.gap_codes import SKIP, Gaps
 from dlion_worker.codecs.positions import (
+    BLOCK,
     CodedPositions,
     Positions,
     check_positions,
@@ -140,7 +141,22 @@ def kept_that_fit(budget_bytes: int, size: int, coding: AnyCoding) -> int:
     >>> kept_that_fit(50, 1000, ValueCodec.FLOAT16)
     10
     """
+    coding = coding_of(coding)
+    if coding.indices is IndexCodec.FAST and (each := coding.values.bytes_each):
+        return _fast_that_fit(budget_bytes - HEADER_BYTES, size, each)
     return _most_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
+
+
+def _fast_that_fit(room_bytes: int, size: int, bytes_each: int) -> int:
+    """The same in closed form: asked for each link at every step."""
+    if room_bytes >= size * bytes_each:
+        return size
+    fits = max(
+        (room_bytes - positions_bytes(Positions.BITMAP, 0, size)) // bytes_each,
+        (room_bytes + size // -BLOCK) // (bytes_each + 1),
+        (room_bytes - 2 * (size // SKIP)) // (bytes_each + 2),
+    )
+    return max(0, min(fits, size - 1))
 
 
 def range_bytes(length: int, size: int, coding: AnyCoding) -> int:

@@ -46,6 +46,13 @@ class ValueCodec(StrEnum):
     INT4 = "int4"
     POLYLINE = "polyline"
 
+    @property
+    def bytes_each(self) -> int | None:
+        """Of a value, where each takes as many; for polyline at most. None: it depends."""
+        if self in (ValueCodec.INT8, ValueCodec.INT4):
+            return None
+        return 2 if self in (ValueCodec.FLOAT16, ValueCodec.BFLOAT16) else 4
+
     def bytes_of(self, count: int) -> int:
         """Bytes of so many values; for polyline at most, since it gives way to float32.
 

@@ -3,20 +3,16 @@
 Called by the sidecar and the simulator. Pure: iteration, training-set size and capacities come in
 as numbers; nothing is measured here. Each worker works the shares out for itself from the same
 inputs; where their inputs differ for a moment, the weights of the update make up for it.
-Shape suffix: R ranks, rising.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
     from dlion_api.names import Rank
     from dlion_api.spec import GlobalBatchSize
@@ -88,28 +84,40 @@ def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float])
         raise ValueError(msg)
     if global_batch_size <= len(ranks):
         return dict.fromkeys(ranks, 1)
-    capacity_R = np.array([capacity_samples_per_s[rank] for rank in ranks], np.float64)
-    exact_R = _exact_shares(global_batch_size, capacity_R)
-    whole_R = np.floor(exact_R).astype(np.int64)
-    left_over = global_batch_size - int(whole_R.sum())
-    by_fraction_R = np.argsort(whole_R - exact_R, kind="stable")
-    whole_R[by_fraction_R[:left_over]] += 1
-    return dict(zip(ranks, whole_R.tolist(), strict=True))
+    return dict(_shares(global_batch_size, tuple((r, capacity_samples_per_s[r]) for r in ranks)))
 
 
-def _exact_shares(global_batch_size: int, capacity_R: NDArray[np.float64]) -> NDArray[np.float64]:
+@lru_cache(maxsize=4)
+def _shares(
+    global_batch_size: int, capacities: tuple[tuple[Rank, float], ...]
+) -> Mapping[Rank, int]:
+    """Kept for the next who asks: in a simulation all workers' sidecars do, one after the other."""
+    exact = _exact_shares(global_batch_size, dict(capacities))
+    whole = {rank: math.floor(share) for rank, share in exact.items()}
+    left_over = global_batch_size - sum(whole.values())
+    by_fraction = sorted(whole, key=lambda rank: (whole[rank] - exact[rank], rank))
+    for rank in by_fraction[:left_over]:
+        whole[rank] += 1
+    return whole
+
+
+def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dict[Rank, float]:
     """Shares before rounding, none below one: who would have less has one, the others the rest."""
-    at_least_one_R = np.zeros(len(capacity_R), bool)
+    at_least_one: set[Rank] = set()
     while True:
-        rest = global_batch_size - int(at_least_one_R.sum())
-        others_R = capacity_R[~at_least_one_R]
-        peak = others_R.max()
-        total = math.fsum((others_R / peak).tolist())
-        exact_R = np.where(at_least_one_R, 1.0, rest * (capacity_R / peak) / total)
-        too_small_R = exact_R < 1.0
-        if not too_small_R.any():
-            return exact_R
-        at_least_one_R |= too_small_R
+        rest = global_batch_size - len(at_least_one)
+        peak = max(value for rank, value in capacity.items() if rank not in at_least_one)
+        total = math.fsum(
+            value / peak for rank, value in capacity.items() if rank not in at_least_one
+        )
+        exact = {
+            rank: 1.0 if rank in at_least_one else rest * (value / peak) / total
+            for rank, value in capacity.items()
+        }
+        too_small = {rank for rank, share in exact.items() if share < 1.0}
+        if not too_small:
+            return exact
+        at_least_one |= too_small
 
 
 def blended(
