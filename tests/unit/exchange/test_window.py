@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, Inbox
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Inbox
 from dlion_worker.exchange.window import (
     ALIKE_FRACTION,
     BACKLOG_BUDGETS,
@@ -242,6 +242,19 @@ def test_chunks_are_small_on_a_small_budget_and_bounded_without_one() -> None:
     assert len(Frame.FromString(first or b"").payload) == MAX_CHUNK_BYTES
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_s", "expected"), [(8e5, 100_000), (1e3, MIN_CHUNK_BYTES), (1e9, 400 * KIB)]
+)
+def test_a_chunk_is_no_more_than_the_link_carries_in_an_eighth_of_a_second(
+    bytes_per_s: float, expected: int
+) -> None:
+    wire = Wire()
+    wire.outbox.set_budget(1200 * KIB, bytes_per_s)
+    wire.outbox.push(gradient(1, 1200 * KIB))
+    first = wire.outbox.next_frame(0.0)
+    assert len(Frame.FromString(first or b"").payload) == expected
+
+
 def flags(wire: Wire) -> list[bool]:
     return [Frame.FromString(frame).back_to_back for frame in wire.under_way]
 
@@ -256,6 +269,22 @@ def test_only_the_first_chunk_after_a_pause_is_not_back_to_back() -> None:
     wire.outbox.push(gradient(3))
     wire.fill()
     assert flags(wire) == [False, True, True]
+
+
+def test_a_chunk_behind_two_under_way_measures_the_link_though_nothing_was_queued() -> None:
+    wire = Wire()
+    wire.outbox.push(gradient(1))
+    wire.fill()
+    assert wire.outbox.next_frame(wire.now_s) is None  # it ran dry
+    wire.deliver(1)
+    wire.outbox.push(gradient(2))  # two of the first are under way
+    wire.fill()
+    assert flags(wire) == [True] * 5
+    wire.deliver(4)
+    assert wire.outbox.next_frame(wire.now_s) is None
+    wire.outbox.push(gradient(3))  # one may have arrived long ago
+    wire.fill()
+    assert flags(wire) == [True, False, True, True]
 
 
 def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it() -> None:

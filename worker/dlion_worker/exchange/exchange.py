@@ -87,6 +87,7 @@ class Exchange:
         self._dialling: dict[Rank, asyncio.Task[None]] = {}
         self._outgoing: deque[tuple[Rank, Message]] = deque()
         self._budgets: Mapping[Rank, int] = {}
+        self._bandwidths: Mapping[Rank, float] = {}
         self._reported: dict[Rank, tuple[int, int, float]] = {}
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,11 +139,17 @@ class Exchange:
         self._outgoing.append((peer, message))
         self._call(self._drain)
 
-    def set_budgets(self, budget_bytes: Mapping[Rank, int]) -> None:
-        """Bytes per iteration for each link; one that is not named is unbounded."""
+    def set_budgets(
+        self,
+        budget_bytes: Mapping[Rank, int],
+        bandwidth_bytes_per_s: Mapping[Rank, float] | None = None,
+    ) -> None:
+        """Bytes per iteration for each link; one that is not named is unbounded. And their rates,
+        where they are known."""
         self._budgets = dict(budget_bytes)
+        self._bandwidths = dict(bandwidth_bytes_per_s or {})
         for rank, link in list(self._links.by_rank.items()):
-            link.outbox.set_budget(self._budgets.get(rank))
+            link.outbox.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
         self._call(self._wake)
 
     def room_bytes(self) -> dict[Rank, int]:
@@ -296,7 +303,7 @@ class Exchange:
     def _add(self, identity: WorkerIdentity) -> Link:
         rank = identity.rank
         link = self._links.by_rank[rank] = Link(identity, self._shared)
-        link.outbox.set_budget(self._budgets.get(rank))
+        link.outbox.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
         self._diallers[rank] = Dialler(
             link, self._shared.me, self._config.credentials, self._chance
         )

@@ -140,7 +140,8 @@ def chunk_bytes(total_bytes: int, limit_bytes: int) -> int:
     """Bytes per chunk of a message: a third of it, within bounds that keep CPU and delay low.
 
     A frame costs about half a millisecond of CPU whatever its size (benchmarks/exchange.py).
-    `limit_bytes` is what the window allows, and the window wins over the lower bound.
+    `limit_bytes` is what the window allows and the link carries in a while; it wins over the lower
+    bound.
     """
     wanted = -(-total_bytes // CHUNKS_PER_MESSAGE)
     return max(1, min(max(MIN_CHUNK_BYTES, wanted), MAX_CHUNK_BYTES, limit_bytes))

@@ -15,7 +15,7 @@ from enum import StrEnum
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame
-from dlion_worker.exchange.framing import Lane, OutgoingMessage, lane_of
+from dlion_worker.exchange.framing import MIN_CHUNK_BYTES, Lane, OutgoingMessage, lane_of
 from dlion_worker.policies.interface import Message, MessageKind
 
 UNBUDGETED_WINDOW_BYTES = 8 * 2**20
@@ -48,6 +48,14 @@ class QueueRule(StrEnum):
     NEWEST = "newest"  # a gradient not yet begun gives way to a newer one
 
 
+CHUNK_S = 0.125
+"""A chunk is no more than the link carries in that time, so that a link that has become slower by
+several times shows it within a step or two."""
+
+WITHOUT_PAUSE = 2
+"""Payloads under way that tell a busy link: the first may just have arrived, not the one behind."""
+
+
 @dataclass(frozen=True)
 class _UnderWay:
     frame: int
@@ -63,6 +71,7 @@ class Outbox:
         self._rule = rule
         self._max_queued_messages = max_queued_messages
         self._budget_bytes: int | None = None
+        self._bandwidth_bytes_per_s: float | None = None
         self.epoch = 0
         self.sent_total = 0
         self.acknowledged_total = 0
@@ -111,9 +120,12 @@ class Outbox:
             return UNBUDGETED_WINDOW_BYTES
         return 2 * max(MIN_BUDGET_BYTES, self._budget_bytes)
 
-    def set_budget(self, budget_bytes: int | None) -> None:
-        """Bytes per iteration for this link; None: not known yet."""
+    def set_budget(
+        self, budget_bytes: int | None, bandwidth_bytes_per_s: float | None = None
+    ) -> None:
+        """Bytes per iteration for this link, and its rate; None: not known yet."""
         self._budget_bytes = budget_bytes
+        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
 
     def room_bytes(self) -> int | None:
         """Bytes of a gradient that the link takes now and keeps within its budget and its backlog;
@@ -245,15 +257,28 @@ class Outbox:
     def _back_to_back(self) -> bool:
         """Whether it is the link that sets the time between the last frame and the next.
 
-        Not if there was nothing to send in between. Not if our own window was full while the
-        frames under way did not queue in the network either: the pace is then the window's.
+        Not if there was nothing to send in between, unless so much was under way all along that
+        the link had no pause. Not if our own window was full while the frames under way did not
+        queue in the network either: the pace is then the window's.
         """
         saturated = self._delay_s >= SATURATED * self._base_delay_s
-        return not self._ran_dry and (not self._held or saturated)
+        paused = self._ran_dry and self._payloads_under_way() < WITHOUT_PAUSE
+        return not paused and (not self._held or saturated)
+
+    def _payloads_under_way(self) -> int:
+        """Frames with a payload that the receiver has not acknowledged."""
+        before, count = self._acknowledged_bytes, 0
+        for frame in self._under_way:
+            count += frame.stream_bytes > before
+            before = frame.stream_bytes
+        return count
 
     @property
     def _chunk_limit_bytes(self) -> int:
-        return self.window_bytes // CHUNKS_PER_WINDOW
+        limit = self.window_bytes // CHUNKS_PER_WINDOW
+        if self._bandwidth_bytes_per_s is None:
+            return limit
+        return min(limit, max(MIN_CHUNK_BYTES, int(self._bandwidth_bytes_per_s * CHUNK_S)))
 
     def _give_way(self, lane: Lane) -> None:
         """Drops the gradients of that lane that no frame has begun."""

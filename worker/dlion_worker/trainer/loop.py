@@ -261,7 +261,9 @@ class TrainingLoop:
             return
         if self._directive is None or directive.version != self._directive.version:
             self._directive = directive
-            self._parts.exchange.set_budgets(directive.budget_bytes)
+            self._parts.exchange.set_budgets(
+                directive.budget_bytes, directive.bandwidth_bytes_per_s
+            )
             self._parts.reporter.directive(directive, self.progress.iteration)
 
     def _batch_size(self) -> int:
