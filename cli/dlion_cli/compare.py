@@ -6,10 +6,10 @@ Owns which runs there are, in which order, and what is printed; a run is a proce
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,17 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job
 from dlion_cli.comparing import Matrix, Planned, Runs, Variant
-from dlion_cli.comparison_table import comparison_table
+from dlion_cli.comparison_table import against_table, comparison_table
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document
 from dlion_cli.run import program_root_of
 from dlion_worker.environments import load_environment
 from dlion_worker.policies.catalogue import find
-from dlion_worker.results.comparison import Row
+from dlion_worker.results.comparison import Goal, Row, against
 
 IDEAL = "ideal"
 COMPARISON = "comparison.json"
+PICTURE = "comparison.svg"
 
 
 class _List(click.ParamType[tuple[Any, ...]]):
@@ -38,8 +39,8 @@ class _List(click.ParamType[tuple[Any, ...]]):
 
     name = "list"
 
-    def __init__(self, item: type[str | float]) -> None:
-        self._item = item
+    def __init__(self, item: type[str | float], *, may_be_empty: bool = False) -> None:
+        self._item, self._may_be_empty = item, may_be_empty
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -50,16 +51,34 @@ class _List(click.ParamType[tuple[Any, ...]]):
             items = tuple(self._item(text.strip()) for text in value.split(",") if text.strip())
         except ValueError:
             self.fail(f"{value!r}: not numbers between commas", param, ctx)
-        if not items or len(set(items)) < len(items):
+        if not (items or self._may_be_empty) or len(set(items)) < len(items):
             self.fail(f"{value!r}: give at least one, and none twice", param, ctx)
         return items
+
+
+class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
+    """Learning rates between commas, of the policy that is named before them or of all."""
+
+    name = "rates"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[float, ...]]:
+        if isinstance(value, tuple):
+            return value
+        policy, colon, rates = value.rpartition(":")
+        if colon and policy != IDEAL:
+            find(policy, source="--learning-rates")
+        return policy, _List(float).convert(rates, param, ctx)
 
 
 @click.command(short_help="Compare policies in simulated runs.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--policies", type=_List(str), default="dlion,full", show_default=True, metavar="A,B,…",
-    help=f"Exchange policies by name; '{IDEAL}' is one machine with all the cores and no network.",
+    "--policies", type=_List(str, may_be_empty=True), default="dlion,full", show_default=True,
+    metavar="A,B,…",
+    help=f"Exchange policies by name; '{IDEAL}' is one machine with all the cores and no network. "
+    "Empty, where there are variants: these alone.",
 )  # fmt: skip
 @click.option(
     "--variant", "variants", multiple=True, metavar="NAME:PATH=VALUE[;PATH=VALUE…]",
@@ -84,9 +103,17 @@ class _List(click.ParamType[tuple[Any, ...]]):
     help="Virtual seconds of every run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
-    "--learning-rates", type=_List(float), default=None, metavar="X,Y,…",
-    help="Try these for each column, with seed 1 in the first environment, and take the best. "
-    "Default: the manifest's.",
+    "--learning-rates", "rates", type=_Rates(), multiple=True, metavar="[POLICY:]X,Y,…",
+    help="Try these with seed 1 for the first column of each policy, and take the best for all "
+    "columns of that policy. Repeatable, with other rates for a POLICY. Default: the manifest's.",
+)  # fmt: skip
+@click.option(
+    "--tuned-in", metavar="NAME|FILE",
+    help="The environment in which learning rates are tried. Default: the first.",
+)  # fmt: skip
+@click.option(
+    "--against", "held", metavar="NAME",
+    help="Hold this column against each other one: speed-up, accuracy relative and in points.",
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N",
               help="Runs at a time. Default: all cores.")  # fmt: skip
@@ -98,6 +125,7 @@ class _List(click.ParamType[tuple[Any, ...]]):
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
     help="Relative paths of data are taken from here. Default: the working directory.",
 )  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check everything, run nothing; say how many runs.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
               help="What is printed at the end.")  # fmt: skip
 def compare(
@@ -109,10 +137,13 @@ def compare(
     seeds: int,
     target_accuracy: float | None,
     seconds: float | None,
-    learning_rates: tuple[float, ...] | None,
+    rates: tuple[tuple[str, tuple[float, ...]], ...],
+    tuned_in: str | None,
+    held: str | None,
     jobs: int | None,
     out: Path,
     data_root: Path,
+    dry_run: bool,
     output: str,
 ) -> int:
     """Simulate the job of manifest FILE under several policies, in several seeds, side by side.
@@ -131,6 +162,37 @@ def compare(
         raise click.UsageError("a comparison reads its manifest again and again: give a file")
     document, _ = read_document(file)
     job = load_manifest(apply_set(document, assignments), source=str(file), lines=None)
+    goal = _goal(job, file, target_accuracy, seconds)
+    matrix = Matrix(
+        file=file,
+        variants=(
+            *_policy_variants(policies, job.spec.exchange.policy),
+            *(_variant(text, document, assignments) for text in variants),
+        ),
+        environments=environments,
+        assignments=(*assignments, f"trainer.stop={{maxSeconds: {goal.at_s!r}}}"),
+        seeds=tuple(range(1, seeds + 1)),
+        learning_rates=dict(rates).get("", (job.spec.trainer.optimizer.learning_rate,)),
+        target_accuracy=goal.target_accuracy,
+        seconds=goal.at_s,
+        program_file=_program_file(job, file),
+        family_rates={policy: own for policy, own in rates if policy},
+        tuned_in=tuned_in or environments[0],
+    )
+    _check(matrix, document, held)
+    if dry_run:
+        click.echo(f"all is well; runs: at most {matrix.run_count()}")
+        return ExitCode.OK
+    with interruptible():
+        console = Console(stderr=output == "json")
+        cores = len(os.sched_getaffinity(0))
+        rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)
+    _show(rows, matrix, out, output, held)
+    return ExitCode.OK
+
+
+def _goal(job: Job, file: Path, target_accuracy: float | None, seconds: float | None) -> Goal:
+    """As asked for, else the manifest's. Raises: SpecError where neither says it."""
     stop = job.spec.trainer.stop
     seconds = seconds or stop.max_seconds
     target_accuracy = target_accuracy or stop.target_accuracy
@@ -141,39 +203,35 @@ def compare(
         if value is None:
             problem = Problem(f"spec.trainer.stop.{path}", "is not given", advice=f"Give {flag}")
             raise SpecError([problem], source=str(file))
-    matrix = Matrix(
-        file=file,
-        variants=(
-            *_policy_variants(policies, job.spec.exchange.policy),
-            *(_variant(text) for text in variants),
-        ),
-        environments=environments,
-        assignments=(*assignments, f"trainer.stop={{maxSeconds: {seconds!r}}}"),
-        seeds=tuple(range(1, seeds + 1)),
-        learning_rates=learning_rates or (job.spec.trainer.optimizer.learning_rate,),
-        target_accuracy=float(target_accuracy or 0),
-        seconds=float(seconds or 0),
-        program_file=_program_file(job, file),
-    )
-    _check(matrix, document)
-    with interruptible():
-        console = Console(stderr=output == "json")
-        cores = len(os.sched_getaffinity(0))
-        rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)
-    _show(rows, matrix, out, output)
-    return ExitCode.OK
+    return Goal(float(target_accuracy or 0), float(seconds or 0))
 
 
-def _show(rows: list[Row], matrix: Matrix, out: Path, output: str) -> None:
-    """Keeps all figures and prints them."""
+def _show(rows: list[Row], matrix: Matrix, out: Path, output: str, held: str | None) -> None:
+    """Keeps all figures, draws them and prints them; `held` is the column held against others."""
+    from dlion_worker.results.report.comparison_picture import write_comparison
+
+    by_place = {(row.environment, row.variant): row for row in rows}
+    compared = {
+        (row.environment, row.variant): against(by_place[row.environment, held], row, matrix.goal)
+        for row in rows
+        if held is not None and row.variant != held
+    }
     result = {
         "command": ["dlion", "compare", *sys.argv[2:]],
         "targetAccuracy": matrix.target_accuracy,
         "seconds": matrix.seconds,
-        "rows": [row.document() for row in rows],
+        "held": held,
+        "rows": [
+            {
+                **row.document(),
+                **({"against": asdict(compared[place])} if place in compared else {}),
+            }
+            for place, row in by_place.items()
+        ],
     }
     text = json.dumps(result, indent=2) + "\n"
     write_atomically(out / COMPARISON, text.encode(), mode=0o644)
+    write_comparison(rows, matrix.goal, out / PICTURE)
     if output == "json":
         click.echo(text, nl=False)
         return
@@ -181,7 +239,11 @@ def _show(rows: list[Row], matrix: Matrix, out: Path, output: str) -> None:
     for environment in dict.fromkeys(row.environment for row in rows):
         own = [row for row in rows if row.environment == environment]
         console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
+        if held is not None:
+            places = [(environment, row.variant) for row in own if row.variant != held]
+            console.print(against_table(held, [compared[place] for place in places]))
     click.echo(f"Figures: {out / COMPARISON}")
+    click.echo(f"Picture: {out / PICTURE}")
 
 
 def _policy_variants(names: tuple[str, ...], own: str) -> tuple[Variant, ...]:
@@ -194,7 +256,7 @@ def _policy_variants(names: tuple[str, ...], own: str) -> tuple[Variant, ...]:
             weighting = ("exchange.weighting=dlion_ratio",) if name == "dlion-published" else ()
             bare = ("exchange.parameters={}", "exchange.residual=none")
             settings = (f"exchange.policy={name}", *bare, *weighting)
-        variants.append(Variant(name, settings, is_ideal=name == IDEAL))
+        variants.append(Variant(name, settings, is_ideal=name == IDEAL, family=name))
     return tuple(variants)
 
 
@@ -203,17 +265,28 @@ def _program_file(job: Job, file: Path) -> Path | None:
     return program_root_of(job, file, None) / program if program else None
 
 
-def _variant(text: str) -> Variant:
+def _variant(text: str, document: dict[str, Any], assignments: tuple[str, ...]) -> Variant:
     name, colon, settings = text.partition(":")
     if not colon or not name.strip() or "=" not in settings:
         raise click.UsageError(f"--variant {text!r}; allowed: NAME:PATH=VALUE[;PATH=VALUE…]")
-    return Variant(
-        name.strip(), tuple(part.strip() for part in settings.split(";") if part.strip())
+    parts = tuple(part.strip() for part in settings.split(";") if part.strip())
+    name = name.strip()
+    job = load_manifest(
+        apply_set(document, (*assignments, *parts)), source=f"--variant {name}", lines=None
     )
+    return Variant(name, parts, family=job.spec.exchange.policy)
 
 
-def _check(matrix: Matrix, document: dict[str, Any]) -> None:
+def _check(matrix: Matrix, document: dict[str, Any], held: str | None) -> None:
     """Every column fits its manifest and every environment the job, before anything is run."""
+    names = [variant.name for variant in matrix.variants]
+    if not names:
+        raise click.UsageError("nothing to compare: give --policies or --variant")
+    if held is not None and held not in names:
+        raise click.UsageError(f"--against {held!r}; allowed: {', '.join(names)}")
+    unused = set(matrix.family_rates) - {variant.family for variant in matrix.variants}
+    if unused:
+        raise click.UsageError(f"--learning-rates for {unused.pop()!r}: no column has that policy")
     folders = [
         Planned(variant, environment, 0.0, 1).folder
         for environment in matrix.environments
@@ -225,9 +298,10 @@ def _check(matrix: Matrix, document: dict[str, Any]) -> None:
             f"two columns or environments would have the same folder, {twice.parent.parent}: give "
             "them other names"
         )
-    for environment in matrix.environments:
+    for environment in dict.fromkeys((matrix.tuned_in, *matrix.environments)):
         loaded = load_environment(environment)
-        for variant, rate in itertools.product(matrix.variants, matrix.learning_rates):
+        rates = [(variant, rate) for variant in matrix.variants for rate in matrix.grid(variant)]
+        for variant, rate in rates:
             job = load_manifest(
                 apply_set(document, Planned(variant, environment, rate, 1).settings(matrix)),
                 source=f"{matrix.file}, {variant.name}",

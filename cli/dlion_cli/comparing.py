@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,14 +25,18 @@ import yaml
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
+from dlion_api.exit_codes import ExitCode
 from dlion_worker.environments import load_environment
-from dlion_worker.results.comparison import Figures, Goal, Row, better, figures_of
+from dlion_worker.results.comparison import Figures, Goal, Row, better, diverged, figures_of
 from dlion_worker.results.folder import SUMMARY
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ASKED = "compared.json"
+DIVERGED = "diverged.txt"
+"""In the folder of a run that diverged: what it said. It is not run again."""
+
 _ONE_WORKER = (
     "sites=[{name: ideal, groups: [{name: all, workers: 1}]}]",
     "minSites=1",
@@ -55,6 +59,8 @@ class Variant:
     settings: tuple[str, ...]
     is_ideal: bool = False
     """One machine with the summed compute of the environment, and no network."""
+    family: str = ""
+    """Variants of one family (an exchange policy) train at the learning rate of its first."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,40 @@ class Matrix:
     seconds: float
     program_file: Path | None = None
     """The manifest's own program, where it has one."""
+    family_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Grids of families that have their own."""
+    tuned_in: str = ""
+    """The environment in which learning rates are chosen; empty: the first."""
+
+    @property
+    def goal(self) -> Goal:
+        """What is read off the runs."""
+        return Goal(self.target_accuracy, self.seconds)
+
+    def grid(self, variant: Variant) -> tuple[float, ...]:
+        """Learning rates that are tried for its family."""
+        return self.family_rates.get(variant.family, self.learning_rates)
+
+    def tuned(self) -> list[Variant]:
+        """The first variant of each family: those on which learning rates are tried."""
+        first: dict[str, Variant] = {}
+        for variant in self.variants:
+            first.setdefault(variant.family, variant)
+        return list(first.values())
+
+    def tuning(self) -> list[Planned]:
+        """The runs by which learning rates are chosen; none where there is no choice."""
+        environment = self.tuned_in or self.environments[0]
+        return [
+            Planned(variant, environment, rate, self.seeds[0])
+            for variant in self.tuned()
+            for rate in self.grid(variant)
+            if len(self.grid(variant)) > 1
+        ]
+
+    def run_count(self) -> int:
+        """Runs at most: where a rate was tried and taken, its run counts in the table as well."""
+        return len(self.tuning()) + len(self.variants) * len(self.environments) * len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -134,23 +174,21 @@ class Runs:
         ]
 
     def _chosen_rates(self, matrix: Matrix) -> dict[str, float]:
-        """For each column the learning rate that does best with the first seed."""
-        if len(matrix.learning_rates) == 1:
-            return {variant.name: matrix.learning_rates[0] for variant in matrix.variants}
-        environment, seed = matrix.environments[0], matrix.seeds[0]
-        planned = [
-            Planned(variant, environment, rate, seed)
-            for variant in matrix.variants
-            for rate in matrix.learning_rates
-        ]
+        """For each column the learning rate that does best for its family with the first seed."""
+        planned = matrix.tuning()
         figures = self._all(planned, matrix)
         best: dict[str, Row] = {}
         for one in planned:
-            row = Row(environment, one.variant.name, one.learning_rate, (figures[one],))
-            known = best.get(row.variant)
-            if known is None or better(row, known):
-                best[row.variant] = row
-        return {name: row.learning_rate for name, row in best.items()}
+            row = Row(one.environment, one.variant.name, one.learning_rate, (figures[one],))
+            family = one.variant.family
+            if family not in best or better(row, best[family]):
+                best[family] = row
+        return {
+            variant.name: best[variant.family].learning_rate
+            if variant.family in best
+            else matrix.grid(variant)[0]
+            for variant in matrix.variants
+        }
 
     def _all(self, planned: Sequence[Planned], matrix: Matrix) -> dict[Planned, Figures]:
         """All runs; the first failure ends the others."""
@@ -184,10 +222,13 @@ class Runs:
         if not _is_done(folder, asked):
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self._run(command, planned)
+            self._run(command, planned, folder)
             (folder / ASKED).write_text(asked)
-        goal = Goal(matrix.target_accuracy, matrix.seconds)
-        figures = figures_of(load_run(folder, planned.variant.name), goal, seed=planned.seed)
+        if (folder / DIVERGED).exists():
+            figures = diverged(planned.seed)
+        else:
+            run = load_run(folder, planned.variant.name)
+            figures = figures_of(run, matrix.goal, seed=planned.seed)
         self._tell(planned, figures)
         return figures
 
@@ -217,7 +258,7 @@ class Runs:
                 write_atomically(path, text, mode=0o644)
         return str(path)
 
-    def _run(self, command: list[str], planned: Planned) -> None:
+    def _run(self, command: list[str], planned: Planned, folder: Path) -> None:
         with self._lock:
             if self._given_up:
                 raise DLionError("given up")
@@ -228,8 +269,10 @@ class Runs:
         finally:
             with self._lock:
                 self._children.discard(child)
-        if child.returncode:
-            words = said.decode(errors="replace").strip()
+        words = said.decode(errors="replace").strip()
+        if child.returncode == ExitCode.DIVERGED:
+            (folder / DIVERGED).write_text(f"{words[-2000:]}\n")
+        elif child.returncode:
             raise DLionError(f"{planned.folder}: the run failed: {words[-2000:]}")
 
     def _tell(self, planned: Planned, figures: Figures) -> None:
@@ -237,6 +280,7 @@ class Runs:
             self._done += 1
             number = f"{self._done}/{self._count}"
         accuracy = "—" if figures.accuracy is None else f"{figures.accuracy:.1%}"
+        accuracy = "diverged" if figures.diverged else accuracy
         self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)
 
 
@@ -258,7 +302,9 @@ def _identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[
 
 def _is_done(folder: Path, asked: str) -> bool:
     try:
+        if (folder / ASKED).read_text() != asked:
+            return False
         summary = json.loads((folder / SUMMARY).read_text())
-        return (folder / ASKED).read_text() == asked and summary["ending"]["succeeded"] is True
+        return (folder / DIVERGED).exists() or summary["ending"]["succeeded"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False

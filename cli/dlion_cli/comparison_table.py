@@ -1,4 +1,5 @@
-"""The table of a comparison in one environment: median (range) over seeds of each figure."""
+"""The tables of a comparison in one environment: median (range) over seeds of each figure, and one
+column held against the others."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from dlion_cli.comparing import Matrix
 from dlion_cli.figures import NOT_KNOWN, share, size
-from dlion_worker.results.comparison import Row, Spread
+from dlion_worker.results.comparison import Against, Row, Spread
 
 
 def comparison_table(environment: str, rows: Sequence[Row], matrix: Matrix, *, ideal: str) -> Table:
@@ -34,6 +35,32 @@ def comparison_table(environment: str, rows: Sequence[Row], matrix: Matrix, *, i
             f"{row.learning_rate:g}",
         )
     return table
+
+
+def against_table(held: str, others: Sequence[Against]) -> Table:
+    """How much sooner and how much more accurate the held column is than each other one."""
+    table = Table(title=Text(f"{held} against", style="bold"), title_justify="left")
+    for name in ("", "times as soon\nat the target", "accuracy\nabove, points", "relative"):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    for other in others:
+        table.add_row(
+            other.variant,
+            speed_up(other),
+            NOT_KNOWN if other.points is None else f"{other.points:+.1f}",
+            NOT_KNOWN if other.relative is None else f"{other.relative:+.1%}",
+        )
+    return table
+
+
+def speed_up(one: Against) -> str:
+    """A ratio of medians, or its least where only the other never got there.
+
+    >>> speed_up(Against("gaia", 2.25, None, None)), speed_up(Against("ako", None, None, None, 3.0))
+    ('2.25', 'over 3.00')
+    """
+    if one.speed_up is not None:
+        return f"{one.speed_up:.2f}"
+    return NOT_KNOWN if one.at_least is None else f"over {one.at_least:.2f}"
 
 
 def spelt(spread: Spread, form: Callable[[float], str]) -> str:

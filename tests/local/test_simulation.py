@@ -162,7 +162,10 @@ def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(tmp_path: Pa
         (("--variant", "wrong:exchange.codec=morse"), "spec.exchange.codec"),
         (("-e", "homo-a"), "6 workers"),
         (("--learning-rates", "0.1,-1"), "spec.trainer.optimizer.learningRate"),
-        (("--variant", "a b:seed=1", "--variant", "a-b:seed=2"), "would have the same folder"),
+        (
+            ("--variant", "a b:trainer.seed=1", "--variant", "a-b:trainer.seed=2"),
+            "would have the same folder",
+        ),
     ):
         done = compare(tmp_path / "out", *flags)
         assert done.returncode, flags
@@ -180,3 +183,22 @@ def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(
     records = [json.loads(line) for line in events(tmp_path / "first").splitlines()]
     pairs = {(record["rank"], record["peer"]) for record in records if "peer" in record}
     assert pairs == {(rank, (rank + step) % 4) for rank in range(4) for step in (1, 3)}
+
+
+def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path: Path) -> None:
+    flags = (
+        "--policies", "", "--variant", "whole:exchange.policy=full", "--seeds", "1",
+        "--learning-rates", "full:0.1,100", "-o", "json",
+    )  # fmt: skip
+    first = compare(tmp_path, *flags)
+    assert first.returncode == 0, first.stderr
+    (row,) = json.loads(first.stdout)["rows"]
+    assert row["learningRate"] == 0.1
+    assert row["accuracy"]["median"] is not None
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
+    (told,) = tmp_path.rglob("diverged.txt")
+    assert "lr-100" in str(told)
+    assert told.read_text()
+    assert len(times) == 2
+    assert compare(tmp_path, *flags).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in times} == times

@@ -12,13 +12,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dlion_worker.results.curves import at_times, first_time_at
 from dlion_worker.results.summary import sent_bytes_at
 
 if TYPE_CHECKING:
     from dlion_worker.results.report.runs import LoadedRun
+
+
+CURVE_POINTS: Final = 61
+_SINGLE = (
+    "time_to_target_s", "bytes_to_target", "accuracy", "best_replica", "averaged_model", "drift",
+    "sent_bytes", "compute_share", "samples",
+)  # fmt: skip
+"""Figures that have a median and a range."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Figures:
-    """One run's; None: the target was not reached, or nothing was measured."""
+    """One run's; None: the target was not reached, or nothing was measured.
+
+    Where the run diverged nothing is known but that: it counts as the worst in every figure.
+    """
 
     seed: int
     time_to_target_s: float | None
@@ -41,9 +54,16 @@ class Figures:
     best_replica: float | None
     averaged_model: float | None
     drift: float | None
-    sent_bytes: float
+    sent_bytes: float | None
     compute_share: float | None
     """Of the workers' time, computing; the rest is waiting and communication."""
+    samples: int | None = None
+    received_bytes: tuple[float, ...] = ()
+    """Sent to each worker, by rank, until the run's end."""
+    curve: tuple[float | None, ...] = ()
+    """Mean accuracy over replicas at `CURVE_POINTS` equal steps from 0 to the goal's time; None
+    before the first evaluation."""
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,14 +91,46 @@ class Row:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        names = [name for name in Figures.__dataclass_fields__ if name != "seed"]
         return {
             "environment": self.environment,
             "variant": self.variant,
             "learningRate": self.learning_rate,
             "runs": [asdict(one) for one in self.figures],
-            **{name: asdict(self.spread(name)) for name in names},
+            **{name: asdict(self.spread(name)) for name in _SINGLE},
         }
+
+
+@dataclass(frozen=True)
+class Against:
+    """One variant held against another of the same environment; None where one has no median."""
+
+    variant: str
+    speed_up: float | None
+    """How many times as long the other takes to the target."""
+    points: float | None
+    """Accuracy at the goal's time above the other's, in percentage points."""
+    relative: float | None
+    """The same as a part of the other's accuracy."""
+    at_least: float | None = None
+    """Bound of the speed-up where only the other never got there: it had all the goal's time."""
+
+
+def against(row: Row, other: Row, goal: Goal) -> Against:
+    """How much better the row is than the other: medians over seeds."""
+    own_s, its_s = (one.spread("time_to_target_s").median for one in (row, other))
+    own, its = (one.spread("accuracy").median for one in (row, other))
+    return Against(
+        other.variant,
+        speed_up=its_s / own_s if own_s and its_s else None,
+        points=100 * (own - its) if own is not None and its is not None else None,
+        relative=(own - its) / its if own is not None and its is not None and its else None,
+        at_least=goal.at_s / own_s if own_s and its_s is None else None,
+    )
+
+
+def diverged(seed: int) -> Figures:
+    """Of a run whose weights or loss overflowed."""
+    return Figures(seed, None, None, None, None, None, None, None, None, diverged=True)
 
 
 def figures_of(run: LoadedRun, goal: Goal, *, seed: int) -> Figures:
@@ -98,7 +150,23 @@ def figures_of(run: LoadedRun, goal: Goal, *, seed: int) -> Figures:
         drift=run.summary["drift"]["last"],
         sent_bytes=float(run.summary["sent_bytes"]),
         compute_share=sum(w.compute_s for w in run.workers) / wall_s if wall_s else None,
+        samples=sum(worker.samples for worker in run.workers),
+        received_bytes=tuple(
+            float(sum(w.links[to.rank].sent_bytes for w in run.workers if to.rank in w.links))
+            for to in run.workers
+        ),
+        curve=_curve(run, goal),
     )
+
+
+def _curve(run: LoadedRun, goal: Goal) -> tuple[float | None, ...]:
+    mean = run.mean_accuracy()
+    if not len(mean):
+        return ()
+    times_s = np.linspace(0, goal.at_s, CURVE_POINTS)
+    values = zip(times_s, at_times(mean, times_s), strict=True)
+    begins_s = mean[:, 0].min()
+    return tuple(None if at_s < begins_s else round(float(v), 5) for at_s, v in values)
 
 
 def spread(values: Sequence[float | None]) -> Spread:

@@ -70,6 +70,11 @@ def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
         ]
         legend = [(run.label, colour(index, len(runs))) for index, run in enumerate(runs)]
     words = title or ", ".join(dict.fromkeys(run.run.key.name for run in runs))
+    return assembled(charts, legend, title=words)
+
+
+def assembled(charts: Sequence[Chart], legend: Sequence[tuple[str, str]], *, title: str) -> str:
+    """An SVG document of these charts below (name, colour) of what is drawn in them."""
     parts, top_y = _legend(legend)
     for chart, x, y, width, height in _places(charts, top_y):
         parts.append(_placed(chart, x, y, width, height))
@@ -84,7 +89,7 @@ def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
         h=bottom_y + _MARGIN,
         inner_w=_WIDTH - 1,
         inner_h=bottom_y + _MARGIN - 1,
-        words=words,
+        words=title,
         style=Markup(_STYLE),  # noqa: S704 - our own
         x=_MARGIN,
         y=_HEAD - 14,

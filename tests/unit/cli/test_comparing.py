@@ -1,0 +1,113 @@
+"""Learning rates are tried once for each policy, from that policy's own grid, and a run that
+diverged is the worst and is not made again. Runs are real processes in tests/local."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlion_cli.compare import compare
+from dlion_cli.comparing import Matrix, Variant
+from dlion_worker.results.comparison import diverged
+
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
+
+
+def matrix(**more: object) -> Matrix:
+    variants = (
+        Variant("dlion", (), family="dlion"),
+        Variant("even", ("batching.policy=even",), family="dlion"),
+        Variant("ako", ("exchange.policy=ako",), family="ako"),
+    )
+    given = {
+        "file": DIGITS,
+        "variants": variants,
+        "environments": ("homo-a", "homo-b"),
+        "assignments": (),
+        "seeds": (1, 2),
+        "learning_rates": (0.1, 0.2),
+        "target_accuracy": 0.5,
+        "seconds": 100,
+        **more,
+    }
+    return Matrix(**given)  # type: ignore[arg-type]
+
+
+def tried(own: Matrix) -> list[tuple[str, str, float, int]]:
+    return [
+        (one.variant.name, one.environment, one.learning_rate, one.seed) for one in own.tuning()
+    ]
+
+
+def test_rates_are_tried_on_the_first_column_of_each_policy_from_its_own_grid() -> None:
+    own = matrix(family_rates={"ako": (0.01, 0.02, 0.03)}, tuned_in="homo-b")
+    assert tried(own) == [
+        ("dlion", "homo-b", 0.1, 1),
+        ("dlion", "homo-b", 0.2, 1),
+        ("ako", "homo-b", 0.01, 1),
+        ("ako", "homo-b", 0.02, 1),
+        ("ako", "homo-b", 0.03, 1),
+    ]
+    assert own.run_count() == 5 + 3 * 2 * 2
+
+
+def test_a_policy_with_a_single_rate_is_not_tried() -> None:
+    own = matrix(family_rates={"dlion": (0.05,)})
+    assert {name for name, *_ in tried(own)} == {"ako"}
+    assert {place for _, place, *_ in tried(own)} == {"homo-a"}
+
+
+def test_a_run_that_diverged_has_no_figure_but_that() -> None:
+    one = diverged(3)
+    assert one.diverged
+    assert one.seed == 3
+    assert (one.time_to_target_s, one.accuracy, one.sent_bytes, one.curve) == (None, None, None, ())
+
+
+def dry(*flags: str, out: Path) -> None:
+    words = [str(DIGITS), "-e", "quickstart", "--target-accuracy", "0.5", "--seconds", "9"]
+    words += [*flags, "--out", str(out), "--dry-run"]
+    compare.main(words, prog_name="dlion compare", standalone_mode=False)
+
+
+def test_a_dry_run_checks_all_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    dry(
+        "--policies", "dlion,ako,ideal", "--variant", "even:batching.policy=even",
+        "--learning-rates", "0.1,0.2", "--learning-rates", "ako:0.01,0.02,0.03",
+        "--against", "dlion", "--seeds", "2", out=out,
+    )  # fmt: skip
+    # Two for dlion (and its variant), three for ako, two for the ideal; then four columns.
+    assert f"at most {2 + 3 + 2 + 4 * 2}" in capsys.readouterr().out
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--policies", ""), "nothing to compare"),
+        (("--against", "gaia"), "allowed: dlion, full"),
+        (("--learning-rates", "ako:0.1,0.2"), "no column has that policy"),
+        (("--learning-rates", "nonsense:0.1"), "no exchange policy of that name"),
+        (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
+        (("--tuned-in", "homo-a"), "6 workers"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    flags: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - click's, or ours by its words
+        dry(*flags, out=tmp_path / "out")
+    assert words in f"{raised.value}{getattr(raised.value, 'message', '')}"
+
+
+def test_figures_go_through_json() -> None:
+    from dlion_worker.results.comparison import Row
+
+    row = Row("homo-b", "dlion", 0.1, (diverged(1), diverged(2)))
+    document = json.loads(json.dumps(row.document()))
+    assert document["accuracy"] == {"median": None, "least": None, "most": None, "missing": 2}

@@ -1,0 +1,34 @@
+"""The picture of a comparison has a line and a bar for each column, and says what was not reached.
+Whether it looks well is not tested."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from dlion_worker.results.comparison import CURVE_POINTS, Figures, Goal, Row, diverged
+from dlion_worker.results.report.comparison_picture import comparison_picture
+
+GOAL = Goal(target_accuracy=0.5, at_s=120.0)
+
+
+def run(seed: int, time_s: float | None) -> Figures:
+    curve = (None, *(0.01 * point for point in range(1, CURVE_POINTS)))
+    return Figures(seed, time_s, 1e6, 0.6, 0.6, 0.6, 0.0, 2e6, 0.5, curve=curve)
+
+
+def test_each_environment_has_its_charts_and_each_column_its_place() -> None:
+    rows = [
+        Row(place, name, 0.1, (run(1, time_s), run(2, time_s)))
+        for place in ("homo-a", "homo-b")
+        for name, time_s in (("dlion & co", 30.0), ("full", None))
+    ]
+    text = comparison_picture(rows, GOAL)
+    ElementTree.fromstring(text)
+    for words in ("homo-a: accuracy", "homo-b: time to 50%", "dlion &amp; co", "not in 120 s"):
+        assert words in text, words
+
+
+def test_where_all_runs_diverged_the_picture_says_that_nothing_was_measured() -> None:
+    text = comparison_picture([Row("homo-a", "full", 9.0, (diverged(1),))], GOAL)
+    ElementTree.fromstring(text)
+    assert "no accuracy was measured" in text
