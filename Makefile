@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local measure fuzz mutate generate format lock clean
+.PHONY: help setup quickstart picture check test unit local measure paper fuzz mutate generate format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test: check ## Everything that must pass before a change lands
 
 measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
+
+DATA ?= ../shared/data
+paper: setup ## Simulate the published evaluations anew (takes days; goes on where it was) and remake their page
+	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --page docs
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200

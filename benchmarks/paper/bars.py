@@ -1,0 +1,190 @@
+"""What the figures of the parts have to reach, and whether they do.
+
+Called with what `dlion compare` wrote (`comparison.json`), by name of the comparison. Every ratio
+is one of medians over seeds. Judges nothing where figures are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from published import BASELINES, FORMS, Comparison
+
+Document = Mapping[str, Any]
+Results = Mapping[str, tuple[Comparison, Document]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One bar; `value` None: the runs that it takes are not there, or came to nothing."""
+
+    part: str
+    what: str
+    bar: str
+    value: float | None
+    met: bool | None
+    at_least: bool = False
+    """The value is a lower bound: the other side never reached the target."""
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Of all parts that were run, in the order of the page."""
+    judges = {
+        "systems": _systems, "techniques": _techniques, "adacomp": _adacomp, "fedat": _fedat,
+        "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
+    }  # fmt: skip
+    found: list[Verdict] = []
+    for part, judge in judges.items():
+        own = {name: pair for name, pair in results.items() if pair[0].part == part}
+        if own:
+            found += judge(own)
+    return found
+
+
+def row_of(document: Document, environment: str, variant: str) -> Document | None:
+    """Its row, if it was run."""
+    rows = document["rows"]
+    return next(
+        (r for r in rows if (r["environment"], r["variant"]) == (environment, variant)), None
+    )
+
+
+def median(row: Document | None, figure: str) -> float | None:
+    """Over seeds; None where more than half have no value."""
+    return None if row is None else row[figure]["median"]
+
+
+def environments(document: Document) -> list[str]:
+    """In the order in which they were named."""
+    return list(dict.fromkeys(row["environment"] for row in document["rows"]))
+
+
+def speed_up(document: Document, environment: str, form: str, others: Iterable[str]) -> _Ratio:
+    """How many times as soon `form` is at the target as the soonest of the others."""
+    own = median(row_of(document, environment, form), "time_to_target_s")
+    rows = [row_of(document, environment, other) for other in others]
+    if not own or not rows or None in rows:
+        return None
+    times = [time for row in rows if (time := median(row, "time_to_target_s")) is not None]
+    return (min(times) / own, False) if times else (document["seconds"] / own, True)
+
+
+_Ratio = tuple[float, bool] | None
+
+
+def points(document: Document, environment: str, variant: str, other: str) -> float | None:
+    """Accuracy at the end of the time above the other's, in percentage points."""
+    own = median(row_of(document, environment, variant), "accuracy")
+    its = median(row_of(document, environment, other), "accuracy")
+    return None if own is None or its is None else 100 * (own - its)
+
+
+def _least(part: str, what: str, value: float | None, least: float, form: str = "{:g}") -> Verdict:
+    met = None if value is None else value >= least
+    return Verdict(part, what, "≥ " + form.format(least), value, met)
+
+
+def _systems(results: Results) -> Iterator[Verdict]:
+    """As published: the largest speed-up in any environment, over the best and over each."""
+    (_, document), *_ = results.values()
+    for others, name in ((BASELINES, "the best"), *(((one,), one) for one in BASELINES)):
+        ratios = [
+            ratio
+            for environment in environments(document)
+            for form in FORMS
+            if (ratio := speed_up(document, environment, form, others)) is not None
+        ]
+        what = f"largest speed-up of dlion, either form, over {name}"
+        value, bound = max(ratios, default=(None, False))
+        met = None if value is None else value >= 2
+        yield Verdict("systems", what, "≥ 2", value, met, bound)
+
+
+def _techniques(results: Results) -> Iterator[Verdict]:
+    if "growing-batch" not in results:
+        return
+    _, document = results["growing-batch"]
+    (place,) = environments(document)
+    for column, other, where in (
+        ("dlion", "without growing batch", "with the other techniques"),
+        ("growing batch alone", "none of the four", "alone"),
+    ):
+        value = points(document, place, column, other)
+        yield _least("techniques", f"growing over fixed batch, points, {where}", value, -1)
+
+
+def _adacomp(results: Results) -> Iterator[Verdict]:
+    """Bytes into the server for each sample, where accuracy is within half a point."""
+    for _, document in results.values():
+        for place in environments(document):
+            plain = _into_server(row_of(document, place, "async"))
+            for column, least in (("adacomp float32", 50), ("adacomp float16, coded", 100)):
+                own = _into_server(row_of(document, place, column))
+                ratio = plain / own if plain and own else None
+                yield _least("adacomp", f"{place}: async / {column}, bytes in", ratio, least)
+                lost = points(document, place, column, "async")
+                yield _least("adacomp", f"{place}: {column} over async, points", lost, -0.5)
+
+
+def _into_server(row: Document | None) -> float | None:
+    """Bytes into worker 0 for each sample trained on; the median over seeds that tell."""
+    runs = [] if row is None else [r for r in row["runs"] if r["samples"] and r["received_bytes"]]
+    values = sorted(run["received_bytes"][0] / run["samples"] for run in runs)
+    return values[(len(values) - 1) // 2] if values else None
+
+
+def _fedat(results: Results) -> Iterator[Verdict]:
+    (_, document), *_ = results.values()
+    (place,) = environments(document)
+    rows = {row["variant"]: row for row in document["rows"]}
+    own = median(rows.get("fedat d=3"), "bytes_to_target")
+    for other, bar in (("fedat uncoded", 2.0), ("synchronous averaging", 2.0)):
+        its = median(rows.get(other), "bytes_to_target")
+        ratio = its / own if own and its else None
+        yield _least("fedat", f"{other} / fedat d=3, bytes to the target", ratio, bar)
+    for other in ("synchronous averaging", "async"):
+        value = points(document, place, "fedat d=3", other)
+        yield Verdict("fedat", f"fedat d=3 over {other}, points", "none", value, None)
+
+
+def _delays(results: Results) -> Iterator[Verdict]:
+    for name, (_, document) in results.items():
+        (place,) = environments(document)
+        value = points(document, place, "compensated 0.04", "plain")
+        yield _least("delays", f"{name}: compensated over plain, points", value, 0)
+
+
+def _selective(results: Results) -> Iterator[Verdict]:
+    sent: list[float] = []
+    for name, (comparison, document) in results.items():
+        (place,) = environments(document)
+        value = bytes_per_worker(row_of(document, place, "selective"), comparison)
+        sent += [] if value is None else [value]
+        over = points(document, place, "selective", "all")
+        yield _least("selective", f"{name}: selective over all, points", over, -1)
+    spread = max(sent) / min(sent) if len(sent) == len(results) > 1 and min(sent) else None
+    met = None if spread is None else spread <= 1.3
+    what = "bytes of a worker in an iteration, most / least"
+    yield Verdict("selective", what, "≤ 1.3", spread, met)
+
+
+def bytes_per_worker(row: Document | None, comparison: Comparison) -> float | None:
+    """Sent by one worker in one iteration of a fixed global batch."""
+    sent, samples = median(row, "sent_bytes"), median(row, "samples")
+    if sent is None or not samples:
+        return None
+    return sent / comparison.workers / (samples / comparison.batch)
+
+
+def _wrong_labels(results: Results) -> Iterator[Verdict]:
+    (_, document), *_ = results.values()
+    (place,) = environments(document)
+    lost = {
+        kind: points(document, place, f"{kind}, right", f"{kind}, wrong")
+        for kind in ("mean", "median")
+    }
+    known = [value for value in lost.values() if value is not None]
+    saved = known[0] - known[1] if len(known) == 2 else None
+    yield _least("wrong-labels", "points that the median loses less than the mean", saved, 2)

@@ -1,0 +1,88 @@
+"""How long a comparison takes at most: its samples times what a sample's gradient costs here.
+
+Measures with `dlion calibrate`, once for each program and batch, and keeps what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from published import Comparison, environment, scaled_seconds
+
+from dlion_worker.environments import load_environment
+
+OVER_GRADIENTS = 1.5
+"""A simulation over its gradients alone, evaluations included (docs/benchmarks.md has 1.1 to 1.3
+without them)."""
+
+FINAL_SAMPLES, FORWARD_FRACTION = 10_000, 1 / 3
+"""Held out, on which each replica is judged at the end; a forward pass of a gradient's cost."""
+
+COSTS = "costs.json"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Core seconds on this machine."""
+
+    sample_s: float
+    """Of a sample's gradient and update, at the batch of the first step."""
+    start_s: float
+    """Before the first step: imports, data, compiling."""
+
+
+def cost(comparison: Comparison, *, data: Path, keep_in: Path) -> Cost:
+    """What a comparison's runs cost here."""
+    programs = [s for s in comparison.settings if s.startswith("trainer.program")]
+    batch = max(1, comparison.batch // comparison.workers)
+    key = f"{comparison.file.name} {' '.join(programs)} {batch}"
+    path = keep_in / COSTS
+    known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    if key not in known:
+        known[key] = asdict(_measured(comparison, programs, batch, data))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(known, indent=2) + "\n")
+    return Cost(**known[key])
+
+
+def _measured(comparison: Comparison, programs: list[str], batch: int, data: Path) -> Cost:
+    command = [
+        sys.executable, "-m", "dlion_cli", "calibrate", str(comparison.file), "--rounds", "3",
+        "--batches", f"{batch},{4 * batch}", "--data-root", str(data), "-o", "json",
+        *(word for setting in programs for word in ("--set", setting)),
+    ]  # fmt: skip
+    began_s = time.monotonic()
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    wall_s = time.monotonic() - began_s
+    costs = json.loads(said.stdout)
+    timed_s = sum(one["wallS"] * one["steps"] for one in costs["observations"])
+    sample_s = costs["perSampleCoreS"]["value"] + costs["fixedCoreS"]["value"] / batch
+    return Cost(float(sample_s), wall_s - timed_s)
+
+
+def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float) -> float:
+    """Of all runs at most, those included that choose learning rates."""
+    columns = len(comparison.columns) + comparison.with_ideal
+    tuning = sum(len(rates) for rates in comparison.grids.values())
+    runs = dict.fromkeys(comparison.environments, columns * seeds)
+    tuned_in = comparison.tuned_in or comparison.environments[0]
+    runs[tuned_in] = runs.get(tuned_in, 0) + tuning
+    seconds = scaled_seconds(comparison.seconds, scale)
+    end_s = comparison.workers * FINAL_SAMPLES * FORWARD_FRACTION * cost.sample_s
+    return sum(
+        count
+        * (cost.start_s + end_s + OVER_GRADIENTS * cost.sample_s * seconds * _samples_per_s(name))
+        for name, count in runs.items()
+    )
+
+
+def _samples_per_s(name: str) -> float:
+    """What all workers of an environment compute together, were they never to wait."""
+    loaded = load_environment(environment(name))
+    cores = sum(machine.count * machine.cores for machine in loaded.workers)
+    return float(cores * loaded.samples_per_s_per_core)

@@ -1,0 +1,181 @@
+"""The results as a page part in Markdown, with a picture for each comparison.
+
+Reads what `dlion compare` wrote; judges by `bars`. Draws nothing: pictures are compare's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bars import (
+    Document,
+    Results,
+    Verdict,
+    bytes_per_worker,
+    environments,
+    median,
+    points,
+    row_of,
+    speed_up,
+)
+from published import BASELINES, FORMS, WEIGHTED, Comparison
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOT_KNOWN = "-"
+NAME = "paper.md"
+
+
+def write_page(
+    folder: Path, results: Results, pictures: dict[str, Path], judged: Sequence[Verdict], head: str
+) -> Path:
+    """Writes the page and its pictures into the folder; where the page is."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    parts = ["# The published evaluations", "", head, "", *_bars(judged)]
+    for name, (comparison, document) in results.items():
+        picture = f"images/paper-{name}.svg"
+        shutil.copyfile(pictures[name], folder / picture)
+        parts += ["", f"## {name}", "", _facts(comparison, document)]
+        for environment in environments(document):
+            parts += ["", *_tables(comparison, document, environment)]
+        parts += ["", f"![{name}: accuracy, and time to the target]({picture})"]
+    path = folder / NAME
+    path.write_text("\n".join(parts) + "\n")
+    return path
+
+
+def _facts(comparison: Comparison, document: Document) -> str:
+    file = comparison.file.relative_to(Path(__file__).resolve().parents[2])
+    grids = "; ".join(
+        f"{family} {', '.join(f'{rate:g}' for rate in rates)}"
+        for family, rates in comparison.grids.items()
+    )
+    return (
+        f"`{file}`, {comparison.workers} workers, global batch {comparison.batch} at the start, "
+        f"{document['seconds']:g} virtual seconds, target {document['targetAccuracy']:.0%}. "
+        f"Learning rates tried: {grids}."
+    )
+
+
+def _bars(judged: Sequence[Verdict]) -> list[str]:
+    lines = ["| part | what | bar | measured | |", "|---|---|---|---|---|"]
+    for one in judged:
+        value = NOT_KNOWN if one.value is None else f"{one.value:.2f}"
+        word = "" if one.met is None else "met" if one.met else "**missed**"
+        value = f"over {value}" if one.at_least else value
+        lines.append(f"| {one.part} | {one.what} | {one.bar} | {value} | {word} |")
+    return lines
+
+
+def _tables(comparison: Comparison, document: Document, environment: str) -> list[str]:
+    """One table; of the systems two, as published and all with weighted batches."""
+    rows = [row for row in document["rows"] if row["environment"] == environment]
+    if comparison.columns.keys().isdisjoint(FORMS[1:]):
+        held = [comparison.held]
+        return _table(comparison, document, rows, held=held, title=environment)
+    lines: list[str] = []
+    for title, ending in (("as published", ""), ("all with weighted batches", WEIGHTED)):
+        names = {"ideal", *FORMS, *(f"{name}{ending}" for name in BASELINES)}
+        own = [row for row in rows if row["variant"] in names]
+        others = [f"{name}{ending}" for name in BASELINES]
+        words = f"{environment}, {title}"
+        lines += _table(comparison, document, own, held=list(FORMS), title=words)
+        lines += ["", _over_best(document, environment, others), ""]
+    return lines[:-1]
+
+
+def _over_best(document: Document, environment: str, others: Sequence[str]) -> str:
+    """What either form is over whichever of the others is best, in time and in accuracy."""
+    accuracies = {
+        other: value
+        for other in others
+        if (value := median(row_of(document, environment, other), "accuracy")) is not None
+    }
+    words = []
+    for form in FORMS:
+        sooner = _ratio(speed_up(document, environment, form, others))
+        text = f"{form} over the best: {sooner} times as soon"
+        if accuracies:
+            best = max(accuracies, key=accuracies.__getitem__)
+            text += f", {_above(document, environment, form, best)} in accuracy"
+        words.append(text)
+    return ". ".join(words) + "."
+
+
+def _table(
+    comparison: Comparison,
+    document: Document,
+    rows: Sequence[Document],
+    *,
+    held: Sequence[str],
+    title: str,
+) -> list[str]:
+    heads = ["rate", f"s to {document['targetAccuracy']:.0%}", "MB to it", "accuracy, %",
+             "averaged model, %", "drift", "computing", "MB sent in all"]  # fmt: skip
+    if comparison.part == "adacomp":
+        heads.append("MB into the server")
+    if comparison.part == "selective":
+        heads.append("MB of a worker in an iteration")
+    heads += [f"{name}: sooner, points (relative)" for name in held]
+    lines = [f"| {title} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in rows:
+        cells = [f"{row['learningRate']:g}", *_cells(row)]
+        if comparison.part == "adacomp":
+            cells.append(_received(row))
+        if comparison.part == "selective":
+            value = bytes_per_worker(row, comparison)
+            cells.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
+        cells += [_held(document, row, name) for name in held]
+        lines.append(f"| {row['variant']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cells(row: Document) -> list[str]:
+    return [
+        _spread(row["time_to_target_s"], 1, "{:.0f}"),
+        _spread(row["bytes_to_target"], 1e-6, "{:.0f}"),
+        _spread(row["accuracy"], 100, "{:.1f}"),
+        _spread(row["averaged_model"], 100, "{:.1f}"),
+        _spread(row["drift"], 1, "{:.3f}"),
+        _spread(row["compute_share"], 100, "{:.0f} %"),
+        _spread(row["sent_bytes"], 1e-6, "{:.0f}"),
+    ]
+
+
+def _spread(spread: dict[str, Any], factor: float, form: str) -> str:
+    """Median, and in brackets the range and how many seeds have no value."""
+    if spread["least"] is None:
+        return NOT_KNOWN
+    low, high = (form.format(spread[end] * factor) for end in ("least", "most"))
+    middle = NOT_KNOWN if spread["median"] is None else form.format(spread["median"] * factor)
+    never = f", {spread['missing']} never" if spread["missing"] else ""
+    return middle if low == high and not never else f"{middle} ({low} to {high}{never})"
+
+
+def _received(row: Document) -> str:
+    values = [run["received_bytes"][0] / 1e6 for run in row["runs"] if run["received_bytes"]]
+    return f"{min(values):.1f} to {max(values):.1f}" if values else NOT_KNOWN
+
+
+def _held(document: Document, row: Document, name: str) -> str:
+    if row["variant"] == name:
+        return ""
+    environment, variant = row["environment"], row["variant"]
+    sooner = _ratio(speed_up(document, environment, name, (variant,)))
+    return f"{sooner}, {_above(document, environment, name, variant)}"
+
+
+def _ratio(ratio: tuple[float, bool] | None) -> str:
+    if ratio is None:
+        return NOT_KNOWN
+    value, is_bound = ratio
+    return f"over {value:.2f}" if is_bound else f"{value:.2f}"
+
+
+def _above(document: Document, environment: str, name: str, other: str) -> str:
+    above = points(document, environment, name, other)
+    its = median(row_of(document, environment, other), "accuracy")
+    return NOT_KNOWN if above is None or not its else f"{above:+.1f} ({above / 100 / its:+.1%})"

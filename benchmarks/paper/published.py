@@ -1,0 +1,273 @@
+"""What is compared, part by part: manifests, columns, environments, goals and grids.
+
+Owns the settings of the published evaluations as `dlion compare` takes them. Runs nothing; the
+manifests and the environments that have no published name are the files beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HERE = Path(__file__).resolve().parent
+CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
+WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
+ENVIRONMENTS = HERE / "environments"
+
+PUBLISHED = (
+    "hetero-sys-a", "hetero-sys-b", "hetero-cpu-a", "hetero-net-a", "homo-a", "homo-b",
+    "dynamic-sys-a",
+)  # fmt: skip
+SLIDES_ENVIRONMENTS = ("three-low-one-high", "two-clouds")
+FORMS, BASELINES = ("dlion", "dlion-published"), ("full", "ako", "gaia", "hop")
+WEIGHTED = ", weighted"
+"""Ends the name of a baseline's column with weighted batches."""
+
+GRIDS: Mapping[str, tuple[float, ...]] = {
+    "dlion": (0.02, 0.05, 0.1),
+    "dlion-published": (0.02, 0.05, 0.1),
+    "full": (0.02, 0.05, 0.1),
+    "ako": (0.003, 0.01, 0.03),
+    "gaia": (0.01, 0.03, 0.1),
+    "hop": (0.01, 0.03, 0.1),
+    "ideal": (0.02, 0.05, 0.1),
+}
+"""Learning rates that are tried for each family. Late gradients want less (docs/exchange.md)."""
+
+TECHNIQUES: Mapping[str, tuple[str, str]] = {
+    "weighted batches": ("batching.policy=even", "hetero-cpu-a"),
+    "largest entries": ("exchange.prioritization=false", "hetero-net-a"),
+    "knowledge transfer": ("knowledgeTransfer.policy=none", "hetero-sys-a"),
+    "growing batch": ("batching.globalBatchSize.growth=false", "homo-a"),
+}
+"""What leaves each technique out, and the environment that it is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One call of `dlion compare`."""
+
+    part: str
+    name: str
+    file: Path
+    columns: Mapping[str, str]
+    """Settings of each, with semicolons between."""
+    environments: tuple[str, ...]
+    target: float
+    seconds: int
+    """Virtual."""
+    grids: Mapping[str, tuple[float, ...]]
+    held: str
+    """The column that is held against the others."""
+    settings: tuple[str, ...] = ()
+    """For all columns."""
+    with_ideal: bool = False
+    tuned_in: str = ""
+    workers: int = 6
+    batch: int = 192
+    """Samples of all workers in an iteration, at the start."""
+
+    def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
+        """Of `dlion compare`."""
+        words = [str(self.file), "--policies", "ideal" if self.with_ideal else ""]
+        for name, settings in self.columns.items():
+            words += ["--variant", f"{name}:{settings}"]
+        for name in self.environments:
+            words += ["--environment", environment(name)]
+        for family, rates in self.grids.items():
+            words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
+        for setting in self.settings:
+            words += ["--set", setting]
+        words += ["--tuned-in", environment(self.tuned_in or self.environments[0])]
+        words += ["--target-accuracy", str(self.target), "--seeds", str(seeds)]
+        words += ["--seconds", str(scaled_seconds(self.seconds, scale)), "--against", self.held]
+        if scale < 1:  # else a short run would hardly be evaluated
+            words += ["--set", f"trainer.evaluation.everySamples={max(100, round(4000 * scale))}"]
+        return [*words, "--out", str(out), "--data-root", str(data)]
+
+
+def scaled_seconds(seconds: int, scale: float) -> int:
+    """Virtual seconds of a run at that scale."""
+    return max(1, round(seconds * scale))
+
+
+def environment(name: str) -> str:
+    """A published one by its name, one of ours by its file."""
+    own = ENVIRONMENTS / f"{name}.yaml"
+    return str(own) if own.exists() else name
+
+
+def comparisons() -> list[Comparison]:
+    """Everything, in the order of the page."""
+    return [
+        _systems(), _slides(), *_techniques(), *_adacomp(), _fedat(), *_delays(), *_selective(),
+        _wrong_labels(), _gpu(),
+    ]  # fmt: skip
+
+
+def _systems() -> Comparison:
+    return Comparison(
+        part="systems", name="systems", file=CIFAR10, columns=_system_columns(),
+        environments=PUBLISHED, target=0.6, seconds=600, grids=GRIDS, held="dlion",
+        with_ideal=True,
+    )  # fmt: skip
+
+
+def _slides() -> Comparison:
+    return Comparison(
+        part="slides", name="slides", file=SLIDES, columns=_system_columns(),
+        environments=SLIDES_ENVIRONMENTS, target=0.6, seconds=1800, grids=GRIDS, held="dlion",
+        with_ideal=True, workers=4, batch=128,
+    )  # fmt: skip
+
+
+def _gpu() -> Comparison:
+    systems = _systems()
+    return replace(
+        systems, part="gpu", name="gpu", environments=("gpu-a",), target=0.5, seconds=120,
+        settings=("trainer.program.builtin=mobilenet",),
+    )  # fmt: skip
+
+
+def _system_columns() -> dict[str, str]:
+    """Both forms of dlion; each other system with even batches, and with weighted ones."""
+    weighting = "exchange.policy=dlion-published;exchange.weighting=dlion_ratio"
+    columns = {"dlion": "exchange.policy=dlion", "dlion-published": weighting}
+    bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
+    # gaia and hop keep a pace of their own; Ako's workers wait for nobody.
+    paces = {"ako": ";synchronization.mode=asynchronous"}
+    for batching, ending in (("even", ""), ("weighted", WEIGHTED)):
+        for name in BASELINES:
+            columns[f"{name}{ending}"] = (
+                f"exchange.policy={name};batching.policy={batching};{bare}{paces.get(name, '')}"
+            )
+    return columns
+
+
+def _techniques() -> list[Comparison]:
+    """All techniques, all but one, that one alone, and none."""
+    every = [off for off, _ in TECHNIQUES.values()]
+    return [
+        Comparison(
+            part="techniques", name=name.replace(" ", "-"), file=CIFAR10, environments=(place,),
+            columns={
+                "dlion": "exchange.policy=dlion",
+                f"without {name}": off,
+                f"{name} alone": ";".join(other for other in every if other != off),
+                "none of the four": ";".join(every),
+            },
+            target=0.6, seconds=600, grids={"dlion": GRIDS["dlion"]}, held="dlion",
+            tuned_in="hetero-sys-a",
+        )
+        for name, (off, place) in TECHNIQUES.items()
+    ]  # fmt: skip
+
+
+def _adacomp() -> list[Comparison]:
+    """Bytes into the server, with flat and with coded positions, in float32 and float16."""
+    adacomp = "exchange.policy=adacomp;exchange.parameters={server: 0};exchange.codec="
+    columns = {"async": "exchange.policy=async;exchange.codec=float32"}
+    for codec in ("float32", "float16"):
+        for coded, index in (("", "fast"), (", coded", "smallest")):
+            settings = f"{adacomp}{codec};exchange.indexCodec={index}"
+            columns[f"adacomp {codec}{coded}"] = settings
+    return [
+        Comparison(
+            part="adacomp", name=f"adacomp-{n}", file=MNIST, columns=columns,
+            environments=(f"mnist-{n}", *(("mnist-20-crash",) if n == 20 else ())),
+            settings=(f"sites[0].groups[0].workers={n}", _batch(10 * n)), target=0.97,
+            seconds=1200, grids={"async": (0.05, 0.1, 0.2), "adacomp": (0.1, 0.2, 0.4)},
+            held="adacomp float16, coded", workers=n, batch=10 * n,
+        )
+        for n in (5, 10, 20, 40)
+    ]  # fmt: skip
+
+
+def _fedat() -> Comparison:
+    """Tiers by polylines of several lengths; synchronous averaging and async, all with a server."""
+    fedat = "exchange.policy=fedat;exchange.parameters="
+    columns = {f"fedat d={d}": f"{fedat}{{decimals: {d}}}" for d in (4, 3, 2)}
+    columns["fedat uncoded"] = f"{fedat}{{decimals: 9}}"
+    columns["synchronous averaging"] = f"{fedat}{{tierCount: 1, proximal: 0, decimals: 9}}"
+    asynchronous = "exchange.policy=async;exchange.parameters={server: 0};exchange.codec=float32"
+    columns["async"] = asynchronous
+    return Comparison(
+        part="fedat", name="fedat", file=CIFAR10, columns=columns, environments=("hetero-sys-a",),
+        settings=(
+            "trainer.dataset.partition=dirichlet", "trainer.dataset.dirichletAlpha=0.3",
+            "trainer.optimizer.momentum=0", "batching.policy=even",
+            "batching.globalBatchSize.growth=false", "knowledgeTransfer.policy=none",
+        ),
+        target=0.5, seconds=1200, held="fedat d=3",
+        grids={"fedat": (0.02, 0.05, 0.1), "async": (0.02, 0.05, 0.1)},
+    )  # fmt: skip
+
+
+def _delays() -> list[Comparison]:
+    """Gradients some 5 to 20 updates late: one for each other worker of a server."""
+    own = "exchange.policy=async;exchange.parameters="
+    return [
+        Comparison(
+            part="delays", name=f"delay-{n - 1}", file=CIFAR10, environments=(f"delay-{n}",),
+            columns={
+                "plain": f"{own}{{server: 0}}",
+                "compensated 0.04": f"{own}{{server: 0, compensation: 0.04}}",
+                "compensated 1": f"{own}{{server: 0, compensation: 1}}",
+            },
+            settings=(
+                _one_site(n), _batch(32 * n), "trainer.optimizer.momentum=0",
+                "batching.policy=even", "batching.globalBatchSize.growth=false",
+                "knowledgeTransfer.policy=none",
+            ),
+            target=0.6, seconds=12_000 // n, grids={"async": (0.02, 0.05, 0.1)},
+            held="compensated 0.04", workers=n, batch=32 * n,
+        )
+        for n in (6, 11, 16, 21)
+    ]  # fmt: skip
+
+
+def _selective() -> list[Comparison]:
+    """The same number of samples however many workers: that is what the seconds come to."""
+    return [
+        Comparison(
+            part="selective", name=f"selective-{n}", file=CIFAR10, environments=(f"wide-{n}",),
+            columns={
+                "all": "exchange.propagation=all", "selective": "exchange.propagation=selective"
+            },
+            settings=(
+                _one_site(n), _batch(32 * n), "batching.globalBatchSize.growth=false",
+            ),
+            target=0.6, seconds=3_600 // n, grids={"dlion": (0.05, 0.1, 0.2)}, held="selective",
+            workers=n, batch=32 * n,
+        )
+        for n in (6, 24, 96)
+    ]  # fmt: skip
+
+
+def _wrong_labels() -> Comparison:
+    """40 % wrong labels at one of three sites (benchmarks/wrong_labels)."""
+    own = "exchange.policy=hierarchical"
+    kinds = {"mean": "", "median": ";exchange.parameters.combine=median"}
+    labels = {"wrong": "", "right": ";trainer.program.file=clean.py"}
+    return Comparison(
+        part="wrong-labels", name="wrong-labels", file=WRONG_LABELS,
+        columns={
+            f"{kind}, {label}": f"{own}{combined}{program}"
+            for label, program in labels.items()
+            for kind, combined in kinds.items()
+        },
+        environments=("intercontinental",), target=0.9, seconds=60,
+        grids={"hierarchical": (0.02, 0.05, 0.1)}, held="median, wrong",
+    )  # fmt: skip
+
+
+def _one_site(workers: int) -> str:
+    return f"sites=[{{name: a, groups: [{{name: workers, workers: {workers}}}]}}]"
+
+
+def _batch(samples: int) -> str:
+    return f"batching.globalBatchSize.initial={samples}"

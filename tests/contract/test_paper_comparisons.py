@@ -1,0 +1,132 @@
+"""Every manifest, column and environment of benchmarks/paper is one that `dlion compare` takes,
+and its bars are judged as they are stated. Nothing is trained; tests/local/test_paper.py does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PAPER = Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
+SECONDS = 600.0
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PAPER))
+    import bars
+
+    return bars
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PAPER))
+    import published
+
+    return published
+
+
+def row(environment: str, variant: str, **medians: float | None) -> dict[str, Any]:
+    names = ("time_to_target_s", "bytes_to_target", "accuracy", "sent_bytes", "samples")
+    spreads = {name: {"median": medians.get(name)} for name in names}
+    run = {"samples": medians.get("samples"), "received_bytes": [medians.get("into", 0.0)]}
+    return {"environment": environment, "variant": variant, "runs": [run], **spreads}
+
+
+def document(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"rows": list(rows), "seconds": SECONDS, "targetAccuracy": 0.5}
+
+
+def judged(bars: ModuleType, published: ModuleType, **documents: Any) -> dict[str, Any]:
+    named = {one.name: one for one in published.comparisons()}
+    results = {
+        name.replace("_", "-"): (named[name.replace("_", "-")], own)
+        for name, own in documents.items()
+    }
+    return {one.what: one for one in bars.verdicts(results)}
+
+
+def test_all_parts_are_valid() -> None:
+    done = subprocess.run(
+        [sys.executable, str(PAPER / "run.py"), "--data", "nowhere", "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 20
+    assert all("all is well" in line for line in lines)
+
+
+def test_the_published_environments_and_systems_are_all_there(published: ModuleType) -> None:
+    systems, slides = published.comparisons()[:2]
+    assert set(systems.environments) == {
+        "homo-a", "homo-b", "hetero-cpu-a", "hetero-net-a", "hetero-sys-a", "hetero-sys-b",
+        "dynamic-sys-a",
+    }  # fmt: skip
+    assert set(slides.environments) == {"three-low-one-high", "two-clouds"}
+    assert slides.seconds == 30 * 60
+    for one in (systems, slides):
+        for name in ("full", "ako", "gaia", "hop"):
+            assert "batching.policy=even" in one.columns[name]
+            assert "batching.policy=weighted" in one.columns[f"{name}, weighted"]
+
+
+def test_a_speed_up_is_over_the_soonest_of_those_as_published(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    times = {"dlion": 50.0, "dlion-published": 40.0, "full": 100.0, "ako": 80.0, "hop": 300.0}
+    rows = [row("homo-b", name, time_to_target_s=time_s) for name, time_s in times.items()]
+    rows.append(row("homo-b", "gaia"))  # never
+    rows.append(row("homo-b", "full, weighted", time_to_target_s=1.0))
+    found = judged(bars, published, systems=document(*rows))
+    best = found["largest speed-up of dlion, either form, over the best"]
+    assert (best.value, best.met, best.at_least) == (2.0, True, False)
+    gaia = found["largest speed-up of dlion, either form, over gaia"]
+    assert (gaia.value, gaia.at_least) == (SECONDS / 40, True)
+
+
+def test_a_missed_bar_is_missed_and_a_missing_figure_is_not_judged(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    rows = [
+        row("delay-6", "plain", accuracy=0.61),
+        row("delay-6", "compensated 0.04", accuracy=0.60),
+    ]
+    (missed,) = judged(bars, published, delay_5=document(*rows)).values()
+    assert missed.met is False
+    (unknown,) = judged(bars, published, delay_5=document(rows[0])).values()
+    assert unknown.met is None
+
+
+def test_bytes_into_the_server_are_held_against_async_for_each_sample(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    rows = [
+        row("mnist-5", "async", accuracy=0.97, samples=1000.0, into=1e9),
+        row("mnist-5", "adacomp float32", accuracy=0.968, samples=2000.0, into=2.5e7),
+        row("mnist-5", "adacomp float16, coded", accuracy=0.96, samples=1000.0, into=1e7),
+    ]
+    found = judged(bars, published, adacomp_5=document(*rows))
+    flat = found["mnist-5: async / adacomp float32, bytes in"]
+    assert flat.value == pytest.approx(80)
+    assert flat.met
+    assert found["mnist-5: adacomp float32 over async, points"].met
+    assert found["mnist-5: async / adacomp float16, coded, bytes in"].met
+    assert not found["mnist-5: adacomp float16, coded over async, points"].met
+
+
+def test_the_median_is_held_against_what_the_mean_loses(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    accuracies = {
+        "mean, right": 0.98, "mean, wrong": 0.90, "median, right": 0.97, "median, wrong": 0.96,
+    }  # fmt: skip
+    rows = [row("intercontinental", name, accuracy=value) for name, value in accuracies.items()]
+    (one,) = judged(bars, published, wrong_labels=document(*rows)).values()
+    assert one.value == pytest.approx(7)
+    assert one.met
