@@ -104,3 +104,32 @@ def test_what_is_not_an_environment_is_refused(tmp_path: Path, data: bytes) -> N
     path.write_bytes(data)
     with pytest.raises(SpecError):
         load_environment(path)
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(
+        "name: twice\n"
+        "workers:\n"
+        "  - {count: 2, cores: 1, cores: 4}\n"
+        "betweenSites: {mbitPerS: 10}\n"
+        "betweenSites:\n"
+        "  mbitPerS: 1000\n"
+    )
+    with pytest.raises(SpecError, match=r"twice\.yaml") as caught:
+        load_environment(path)
+    assert [(problem.path, problem.line) for problem in caught.value.problems] == [
+        ("workers[0].cores", 3),
+        ("betweenSites", 5),
+    ]
+    assert "stands twice, first in line 4" in str(caught.value)
+
+
+def test_mappings_may_be_merged_and_repeated_by_alias(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(
+        "name: merged\nworkers:\n  - &one {cores: 1, mbitPerS: 5}\n  - *one\n"
+        "  - {<<: *one, cores: 2}\n"
+    )
+    workers = load_environment(path).workers
+    assert [(machine.cores, machine.mbit_per_s) for machine in workers] == [(1, 5), (1, 5), (2, 5)]

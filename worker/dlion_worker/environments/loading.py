@@ -47,12 +47,14 @@ def load_environment(name_or_path: str | Path) -> Environment:
         path = FILES / f"{text}.yaml"
     else:
         path = Path(name_or_path)
-    document, lines = _read(path)
+    document, lines, twice = _read(path)
+    if twice:
+        raise SpecError(twice, source=text)
     return replace(parse(Environment, document, source=str(name_or_path), lines=lines), lines=lines)
 
 
-def _read(path: Path) -> tuple[object, dict[str, int]]:
-    """What the file holds, and the line of each path in it."""
+def _read(path: Path) -> tuple[object, dict[str, int], list[Problem]]:
+    """What the file holds, the line of each path in it, and which stand twice."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -65,21 +67,25 @@ def _read(path: Path) -> tuple[object, dict[str, int]]:
         raise _unreadable(path, f"is not YAML: {error}") from error
 
 
-def _parsed(text: str) -> tuple[object, dict[str, int]]:
+def _parsed(text: str) -> tuple[object, dict[str, int], list[Problem]]:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return None, {}
-        lines = _lines(node)  # before the nodes are used up
-        return loader.construct_document(node), lines
+            return None, {}, []
+        lines, twice = _lines(node)  # before the nodes are used up
+        return loader.construct_document(node), lines, twice
     finally:
         loader.dispose()
 
 
-def _lines(root: yaml.Node) -> dict[str, int]:
-    """Paths as in `spec.sites[0].name`; what an alias repeats has the line of where it stands."""
+def _lines(root: yaml.Node) -> tuple[dict[str, int], list[Problem]]:
+    """The line of each path, as in `spec.sites[0].name`, and keys that stand twice in a mapping.
+
+    What an alias repeats has the line of where it stands.
+    """
     lines: dict[str, int] = {}
+    twice: list[Problem] = []
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
@@ -91,12 +97,22 @@ def _lines(root: yaml.Node) -> dict[str, int]:
         if isinstance(node, yaml.SequenceNode):
             waiting += [(f"{path}[{i}]", item) for i, item in enumerate(node.value)]
         elif isinstance(node, yaml.MappingNode):
+            first: dict[str, int] = {}
             for key, value in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     below = f"{path}.{key.value}" if path else key.value
-                    lines.setdefault(below, key.start_mark.line + 1)
+                    line = key.start_mark.line + 1
+                    if key.value in first and key.value != "<<":
+                        twice.append(_twice(below, first[key.value], line))
+                    first.setdefault(key.value, line)
+                    lines.setdefault(below, line)
                     waiting.append((below, value))
-    return lines
+    return lines, sorted(twice, key=lambda problem: problem.line or 0)
+
+
+def _twice(path: str, first: int, line: int) -> Problem:
+    message = f"stands twice, first in line {first}"
+    return Problem(path, message, line=line, advice="Keep one of them.")
 
 
 def _unreadable(path: Path, reason: str) -> SpecError:
