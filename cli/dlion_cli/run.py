@@ -27,7 +27,7 @@ from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document, refuse_suspended
 from dlion_cli.table import print_result
-from dlion_worker.environments import Plan, load_environment, unlimited_plan
+from dlion_worker.environments import Environment, Plan, load_environment, unlimited_plan
 from dlion_worker.local.measuring import Comparison
 from dlion_worker.local.runner import LocalRunner, RunOutcome
 from dlion_worker.results.description import describe
@@ -36,6 +36,9 @@ from dlion_worker.results.folder import ResultFolder, kept_program_root
 from dlion_worker.results.summary import Ending
 
 log = logging.getLogger(__name__)
+
+MOST_NAMED = 8
+"""Of an environment's times that never come; more are counted."""
 
 
 @dataclass
@@ -175,6 +178,17 @@ def run(
         return _finish(folder, ended, interruption, output=output, now=now)
 
 
+def tell_unreached(environment: Environment, seconds: float | None) -> None:
+    """Says what of an environment a run of so many seconds never comes to."""
+    if paths := environment.unreached(seconds):
+        more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+        click.echo(
+            f"dlion: environment {environment.name}: the run ends at {seconds:g} s "
+            f"(stop.maxSeconds), before {', '.join(paths[:MOST_NAMED])}{more}",
+            err=True,
+        )
+
+
 def program_root_of(job: Job, file: Path, resume: Path | None) -> Path:
     """Where `trainer.program` is looked up: the manifest's folder.
 
@@ -199,6 +213,7 @@ def _asked(job: Job, environment: str | None) -> Asked:
         machine_cores=len(os.sched_getaffinity(0)),
         duration_s=job.spec.trainer.stop.max_seconds,
     )
+    tell_unreached(loaded, job.spec.trainer.stop.max_seconds)
     return Asked(plan, to_document(loaded))
 
 

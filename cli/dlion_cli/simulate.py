@@ -25,7 +25,7 @@ from dlion_cli.ending import finish_broken, report_in_time
 from dlion_cli.interruption import Interruption, interruptible
 from dlion_cli.live_view import LiveView
 from dlion_cli.manifests import apply_set, load_manifest, read_document, refuse_suspended
-from dlion_cli.run import program_root_of
+from dlion_cli.run import program_root_of, tell_unreached
 from dlion_cli.table import print_result
 from dlion_operator.target import TargetWatch
 from dlion_worker.environments import Plan, load_environment
@@ -167,6 +167,7 @@ def simulate(
         job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
     )
     loaded.check(job, source=str(file))
+    tell_unreached(loaded, job.spec.trainer.stop.max_seconds)
     if calibration is not None:
         plan, fixed_core_s = _calibrated(plan, calibration, fixed_core_s)
     asked = Asked(

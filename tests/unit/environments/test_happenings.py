@@ -183,6 +183,25 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(
     assert said in found[path]
 
 
+def test_stragglers_that_are_nobody_are_refused_and_not_taken_for_everybody() -> None:
+    with pytest.raises(SpecError, match=r"stragglers\[0\]\.workers"):
+        environment(stragglers=[{"workers": [], "slowdown": 2}])
+
+
+def test_what_a_run_ends_before_is_named() -> None:
+    made = environment(
+        changes=[{"at": {"fraction": 0.9}, "cutSites": ["a"]}, {"at": {"seconds": 60}}],
+        stragglers=[
+            {"slowdown": 2, "ends": {"seconds": 600}},
+            {"slowdown": 2, "begins": {"seconds": 61}},
+        ],
+        absences=[{"worker": 1, "leaves": {"seconds": 59}, "comes": {"seconds": 70}}],
+    )
+    assert made.unreached(60) == ["changes[1].at", "stragglers[1].begins", "absences[0].comes"]
+    assert made.unreached(71) == []
+    assert made.unreached(None) == []
+
+
 def test_a_files_problems_name_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(

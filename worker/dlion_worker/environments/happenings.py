@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dlion_api.spec import Job
-    from dlion_worker.environments.model import Environment, EnvironmentAbsence
+    from dlion_worker.environments.model import At, Environment, EnvironmentAbsence
     from dlion_worker.environments.model import EnvironmentStraggler as StragglerFields
     from dlion_worker.environments.times import Times
 
@@ -31,7 +31,7 @@ def happening_problems(environment: Environment, times: Times) -> Iterable[Probl
     everyone = range(environment.worker_count)
     for index, straggler in enumerate(environment.stragglers):
         path = f"stragglers[{index}]"
-        yield from _rank_problems(straggler.workers, everyone, f"{path}.workers")
+        yield from _rank_problems(straggler.workers or (), everyone, f"{path}.workers")
         yield from times.problems(straggler.begins, f"{path}.begins")
         yield from times.problems(straggler.ends, f"{path}.ends")
         begins_s, ends_s = times.seconds(straggler.begins), times.seconds(straggler.ends)
@@ -160,6 +160,26 @@ def _paths_of_loss(environment: Environment) -> Iterable[str]:
             yield f"changes[{index}].betweenSitesLossPercent"
 
 
+def unreached_paths(environment: Environment, duration_s: float | None) -> list[str]:
+    """What of the file is never seen, as a run ends before: `changes[2].at`, `absences[0].leaves`.
+
+    A fraction of the run is always before its end.
+    """
+    if duration_s is None:
+        return []
+    times: list[tuple[str, At | None]] = [
+        *((f"changes[{i}].at", change.at) for i, change in enumerate(environment.changes)),
+        *((f"stragglers[{i}].begins", s.begins) for i, s in enumerate(environment.stragglers)),
+        *((f"absences[{i}].leaves", a.leaves) for i, a in enumerate(environment.absences)),
+        *((f"absences[{i}].comes", a.comes) for i, a in enumerate(environment.absences)),
+    ]
+    return [
+        path
+        for path, at in times
+        if at is not None and at.seconds is not None and at.seconds >= duration_s
+    ]
+
+
 def absences_of(environment: Environment, times: Times) -> tuple[Absence, ...]:
     """In seconds, in order of worker and time."""
     return tuple(
@@ -176,8 +196,9 @@ def stragglers_of(environment: Environment, times: Times) -> tuple[Straggler, ..
 
 def _straggler(fields: StragglerFields, environment: Environment, times: Times) -> Straggler:
     ends_s = times.seconds(fields.ends)
+    everyone = range(environment.worker_count)
     return Straggler(
-        ranks=frozenset(map(Rank, fields.workers or range(environment.worker_count))),
+        ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
         slowdown=fields.slowdown,
         chance=fields.chance,
         begins_s=times.seconds(fields.begins) or 0.0,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from dlion_api.document import Limits, Rule, exactly_one, setting
+from dlion_worker.environments.happenings import unreached_paths
 from dlion_worker.environments.planning import check_start, plan_environment
 
 if TYPE_CHECKING:
@@ -150,9 +151,10 @@ class EnvironmentChange:
 class EnvironmentStraggler:
     """For the simulator: workers that are slower than their cores say, always or now and then."""
 
-    workers: tuple[_Index, ...] = setting(
-        "their ranks; default: all.", default=(), max_items=MOST_WORKERS, unique=True
-    )
+    workers: tuple[_Index, ...] | None = setting(
+        "their ranks; default: all.",
+        default=None, min_items=1, max_items=MOST_WORKERS, unique=True,
+    )  # fmt: skip
     slowdown: float = setting(
         "a step's core seconds are so many times the usual.", above=1, maximum=10_000
     )
@@ -261,6 +263,10 @@ class Environment:
         it. Raises: SpecError where the environment contradicts the job, naming both.
         """
         return plan_environment(self, workers, machine_cores, duration_s, source)
+
+    def unreached(self, duration_s: float | None) -> list[str]:
+        """Paths of what a run of that length ends before; none where the length is not known."""
+        return unreached_paths(self, duration_s)
 
     def check(self, job: Job, *, source: str = "the job") -> None:
         """Raises: SpecError where workers come late to a job whose run would wait for them."""
