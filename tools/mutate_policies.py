@@ -2,9 +2,10 @@
 
     python tools/mutate_policies.py [POLICY ...]
 
-Each line is changed in a copy of `dlion_worker`, and the tests named with it are run on that copy.
-Exit code 1 where a change goes unnoticed, or where a line is no longer there: a policy that was
-rewritten needs its line here rewritten, too.
+Each line is changed in a copy of `dlion_worker`, and the tests named with it are run on that copy:
+once as it is, where they must pass, and once for each change, where they must fail.
+Exit code 1 where a change goes unnoticed, where the tests fail without it and so tell nothing, or
+where a line is no longer there: a policy that was rewritten needs its line here rewritten, too.
 """
 
 from __future__ import annotations
@@ -174,8 +175,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dlion-mutate-") as temporary:
         copy = Path(temporary)
         shutil.copytree(ROOT / "worker" / PACKAGE, copy / PACKAGE, symlinks=True)
+        unchanged: dict[str, str] = {}
         for name in names:
-            verdict = tried(copy, CENTRAL_LINES[name])
+            verdict = tried(copy, CENTRAL_LINES[name], unchanged)
             line = CENTRAL_LINES[name].after.partition("\n")[0]
             print(f"{name:22} {line[:60]:62} {verdict}", flush=True)
             if not verdict.startswith("caught"):
@@ -184,25 +186,34 @@ def main() -> int:
     return 1 if survived else 0
 
 
-def tried(copy: Path, mutation: Mutation) -> str:
-    """What came of it: caught by which test, or why not."""
+def tried(copy: Path, mutation: Mutation, unchanged: dict[str, str]) -> str:
+    """What came of it: caught by which test, or why not.
+
+    `unchanged` keeps what is wrong with a file of tests before anything is changed (nothing: they
+    pass), so that each is run only once for that.
+    """
     path = copy / PACKAGE / mutation.module
     text = path.read_text()
     if text.count(mutation.before) != 1:
         return f"NOT TRIED: the line is there {text.count(mutation.before)} times, not once"
+    if mutation.tests not in unchanged:
+        unchanged[mutation.tests] = _wrong_unchanged(_tested(copy, mutation.tests))
+    if wrong := unchanged[mutation.tests]:
+        return f"NOT JUDGED: {wrong}"
     path.write_text(text.replace(mutation.before, mutation.after))
     try:
-        return _verdict(copy, mutation.tests)
+        return _verdict(_tested(copy, mutation.tests))
     finally:
         path.write_text(text)
 
 
-def _verdict(copy: Path, tests: str) -> str:
+def _tested(copy: Path, tests: str) -> subprocess.CompletedProcess[str] | None:
+    """What pytest says of these tests with that copy; None where it does not end."""
     sources = [copy, *(ROOT / name for name in ("api", "operator", "cli"))]
     paths = os.pathsep.join(map(str, sources))
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
     try:
-        run = subprocess.run(
+        return subprocess.run(
             command,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": paths},
@@ -212,11 +223,31 @@ def _verdict(copy: Path, tests: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
+        return None
+
+
+def _wrong_unchanged(run: subprocess.CompletedProcess[str] | None) -> str:
+    """Why the tests cannot be believed; nothing where they pass."""
+    if run is None:
+        return "the tests do not end without the change either"
+    if run.returncode == 0:
+        return ""
+    which = f" ({failed[0]})" if (failed := _failed(run)) else ""
+    return f"pytest ends with {run.returncode} without the change, too{which}"
+
+
+def _verdict(run: subprocess.CompletedProcess[str] | None) -> str:
+    if run is None:
         return "NOT CAUGHT: the tests did not end"
-    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    if run.returncode == TESTS_FAILED and failed:
-        return f"caught by {failed[0].split(' - ')[0].rpartition('::')[2]}"
+    if run.returncode == TESTS_FAILED and (failed := _failed(run)):
+        return f"caught by {failed[0]}"
     return f"NOT CAUGHT: pytest ended with {run.returncode}"
+
+
+def _failed(run: subprocess.CompletedProcess[str]) -> list[str]:
+    """Names of the tests that failed."""
+    lines = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+    return [line.split(" - ")[0].rpartition("::")[2] for line in lines]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Contract: every exchange policy has a central line that `tools/mutate_policies.py` flips; it is
-there, once, and so are the tests that must notice.
+there, once, and so are the tests that must notice. What the tool says of tests that notice, that
+do not, and that fail anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def _tool() -> Any:
     return tool
 
 
-MUTATIONS = _tool().CENTRAL_LINES
+TOOL = _tool()
+MUTATIONS = TOOL.CENTRAL_LINES
 
 
 def test_every_policy_has_one() -> None:
@@ -39,3 +41,28 @@ def test_the_line_is_there(name: str) -> None:
     text = (ROOT / "worker" / "dlion_worker" / mutation.module).read_text()
     assert text.count(mutation.before) == 1
     assert (ROOT / mutation.tests).is_file()
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ("assert here.VALUE == 1", "caught by test_it"),
+        ("assert here.VALUE", "NOT CAUGHT: pytest ended with 0"),
+        (
+            "assert here.VALUE == 3",
+            "NOT JUDGED: pytest ends with 1 without the change, too (test_it)",
+        ),
+    ],
+)
+def test_only_tests_that_pass_before_can_catch(test: str, verdict: str, tmp_path: Path) -> None:
+    package = tmp_path / TOOL.PACKAGE
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "here.py").write_text("VALUE = 1\n")
+    tests = tmp_path / "test_here.py"
+    tests.write_text(f"from {TOOL.PACKAGE} import here\n\n\ndef test_it():\n    {test}\n")
+    mutation = TOOL.Mutation("here.py", "VALUE = 1", "VALUE = 2", str(tests))
+    unchanged: dict[str, str] = {}
+    assert TOOL.tried(tmp_path, mutation, unchanged) == verdict
+    assert list(unchanged) == [str(tests)]
+    assert (package / "here.py").read_text() == "VALUE = 1\n"
