@@ -4,6 +4,7 @@ What goes in: the environment file's model and loading, the plan it comes to for
 the published environments (`files/`). What stays out: imposing it (`dlion_worker.local`).
 """
 
+from dlion_worker.environments.as_one import as_one_machine
 from dlion_worker.environments.loading import environment_names, load_environment
 from dlion_worker.environments.model import Environment
 from dlion_worker.environments.plan import (
@@ -28,6 +29,7 @@ __all__ = [
     "Plan",
     "Straggler",
     "WorkerConditions",
+    "as_one_machine",
     "environment_names",
     "load_environment",
     "unlimited_plan",
