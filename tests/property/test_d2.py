@@ -2,9 +2,10 @@
 
 Proved: it is w+ = W (2w - w_prev - eta g + eta g_prev); with identical gradients that is plain
 gossip; on a quadratic whose data are skewed it ends lower than plain gossip; no eigenvalue of W is
-at or below -1/3; nobody waits for who is no neighbour, or for ever, also when members leave or
-links come anew; a float16 codec does not move the mean; a restored worker goes on identically;
-nonsense is refused. Left out: learning on real data (the report of the simulator).
+at or below -1/3; nobody waits for who is no neighbour, or for ever, also when members leave, links
+come anew, or two cannot reach each other; a float16 codec does not move the mean; a restored worker
+goes on identically; nonsense is refused. Left out: learning on real data (the report of the
+simulator).
 """
 
 from __future__ import annotations
@@ -186,6 +187,33 @@ def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
             cluster.step(rank)
     cluster.leave(Rank(2))
     run_at_random(cluster, seed, steps=24, alive=[Rank(0), Rank(1), Rank(3)])
+
+
+@pytest.mark.parametrize("mixing", ["complete", "ring"])
+@pytest.mark.parametrize("cut", [(0, 1), (1, 2), (0, 3), (0, 2)])
+def test_two_who_cannot_reach_each_other_hold_nobody(mixing: str, cut: tuple[int, int]) -> None:
+    """Each of the two has lost the other only; the rest have lost nobody."""
+    cluster = cluster_of([2] * 4, mixing=mixing)
+    run_at_random(cluster, 0, steps=3)
+    one, other = map(Rank, cut)
+    for rank, peer in ((one, other), (other, one)):
+        cluster.links[rank, peer].clear()
+        cluster.handle(rank, MemberLeft(peer))
+    run_at_random(cluster, 1, steps=12)
+    for rank, peer in ((one, other), (other, one)):
+        cluster.handle(rank, MemberJoined(peer, cluster.replicas[peer].iteration))
+    run_at_random(cluster, 2, steps=20)
+
+
+def test_on_a_ring_the_part_of_who_is_away_is_the_workers_own() -> None:
+    cluster = cluster_of([2] * 5, mixing="ring", selfWeight=0.4)
+    cluster.leave(Rank(2))
+    before = cluster.weights().astype(np.float64)
+    for rank in (0, 1, 3, 4):
+        cluster.step(Rank(rank), np.zeros(20, np.float32))
+    cluster.deliver_all()
+    expected_D = 0.7 * before[1] + 0.3 * before[0]
+    np.testing.assert_allclose(cluster.weights()[1], expected_D, atol=1e-6)
 
 
 def test_who_leaves_ends_the_correction_and_the_rest_still_reach_their_optimum() -> None:

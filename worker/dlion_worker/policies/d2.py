@@ -5,13 +5,14 @@ weights after this worker's own `Descend` (so learning rate and momentum are app
 w+ = W (z + w - z_prev): each worker sends h = z + correction, averages what came by its row of W,
 and keeps the correction w+ - z for the next iteration. The first iteration has none: plain gossip.
 
-W is over the members just now, symmetric, each row summing to 1: `complete` gives everyone 1/n;
-`ring` the self weight to itself and the rest to the workers beside it, whose smallest eigenvalue
-is at least 2 selfWeight - 1: above -1/3, as D2 needs, for a self weight above 1/3. On another
-topology than all-to-all W is over its graph, with the same bound (`topology.lazy_row`); the part of
-a neighbour that is not there is the worker's own. What a member
-has not sent counts for the receiver's own. Whenever the contributors change, the correction is
-void and the next iteration is plain gossip.
+W is symmetric, each row summing to 1: `complete` gives each of n members just now 1/n; `ring`, over
+all workers that may ever take part, the self weight to itself and the rest to the workers beside
+it, whose smallest eigenvalue is at least 2 selfWeight - 1: above -1/3, as D2 needs, for a self
+weight above 1/3. On another topology than all-to-all W is over its graph, with the same bound
+(`topology.lazy_row`). On a ring or a graph the part of a neighbour that is not there is the
+worker's own: who is beside whom does not hang on whom each has lost, of which no two need agree.
+What a member has not sent counts for the receiver's own. Whenever the contributors change, the
+correction is void and the next iteration is plain gossip.
 
 Receivers average (by W). What a codec or float32 rounds off stays with its worker, and sums are in
 float64: errors of the mean would add up twice over.
@@ -64,7 +65,7 @@ def d2(context: Context, parameters: D2Parameters) -> D2:
 def mixing_row(
     members: Sequence[Rank], rank: Rank, mixing: str, self_weight: float
 ) -> dict[Rank, float]:
-    """That worker's row of W over the members (in rank order), without zeros.
+    """That worker's row of W over those members (in rank order), without zeros.
 
     >>> mixing_row([0, 1, 2, 3], 0, "ring", 0.5)
     {0: 0.5, 1: 0.25, 3: 0.25}
@@ -97,14 +98,18 @@ class D2(QueuedWeightsMachine):
         self._contributors: tuple[int, ...] = ()
 
     def _row(self) -> dict[Rank, float]:
-        members = sorted([*self.synchronizer.active, self.context.rank])
-        parameters = self._parameters
+        context, parameters = self.context, self._parameters
+        members = sorted([*self.synchronizer.active, context.rank])
         if not self._is_complete:
-            row = lazy_row(self.context.graph, self.context.rank, parameters.self_weight)
-            away = sum(weight for peer, weight in row.items() if peer not in members)
-            there = {peer: row[peer] for peer in members}
-            return {**there, self.context.rank: row[self.context.rank] + away}
-        return mixing_row(members, self.context.rank, parameters.mixing, parameters.self_weight)
+            row = lazy_row(context.graph, context.rank, parameters.self_weight)
+        elif parameters.mixing == "ring":
+            everybody = sorted(context.ranks)
+            row = mixing_row(everybody, context.rank, "ring", parameters.self_weight)
+        else:
+            return mixing_row(members, context.rank, "complete", parameters.self_weight)
+        away = sum(weight for peer, weight in row.items() if peer not in members)
+        there = {peer: weight for peer, weight in row.items() if peer in members}
+        return {**there, context.rank: row[context.rank] + away}
 
     # ---- own steps -----------------------------------------------------------------------------
 
