@@ -2,7 +2,8 @@
 
 Proves: under random schedules nobody is held for ever, also where a worker leaves; a message from
 who is no neighbour is refused; `hop` averages by the graph (naive mixing matrix), `d2` on a ring
-does what its own ring does, bit for bit; `adpsgd` keeps the mean of all weights.
+does what its own ring does, bit for bit; `eventgrad` averages with all neighbours; `adpsgd` keeps
+the mean of all weights.
 Left out: the graphs themselves (test_topology.py), links (tests/local/test_topologies.py).
 """
 
@@ -69,6 +70,7 @@ KINDS: dict[str, Spec] = {
     "gaia": weights_spec("gaia"),
     "hop": weights_spec("hop"),
     "d2": weights_spec("d2"),
+    "eventgrad": weights_spec("eventgrad", bound=0),
     "adpsgd": weights_spec("adpsgd", overlap=False),
     "localsgd": weights_spec("localsgd", localSteps=2),
     "async": weights_spec("async", bound=1),
@@ -110,6 +112,19 @@ def lockstep(cluster: WeightsCluster, gradients: np.ndarray) -> None:
         for rank in cluster.ranks:
             cluster.step(rank, of_step[rank].copy())
         cluster.deliver_all()
+
+
+@pytest.mark.parametrize("graph", [RING, RANDOM, ("bipartite", 2)])
+def test_eventgrad_averages_with_all_neighbours(graph: tuple[str, int | None]) -> None:
+    cluster = GraphCluster(on(graph, weights_spec("eventgrad", threshold=0, bound=0)), [4] * 8)
+    before = cluster.weights().astype(np.float64)
+    for rank in cluster.ranks:  # apart from each other
+        before[rank] += int(rank)
+        cluster.replicas[rank].weights_D[:] = before[rank]
+    lockstep(cluster, np.zeros((1, 8, 7), np.float32))
+    for rank in cluster.ranks:
+        mean_D = before[sorted({rank, *cluster.graph[rank]})].mean(axis=0)
+        np.testing.assert_allclose(cluster.weights()[rank], mean_D, atol=1e-5)
 
 
 @pytest.mark.parametrize("graph", [RING, RANDOM, ("bipartite", None)])

@@ -10,6 +10,9 @@ Then w_i becomes the plain mean of this worker's own and of what each neighbour 
 (receivers *average*, each worker the same; own weights stand in for what has not come yet), and the
 gradient, computed before, is applied after. At threshold 0 that is gossip at every step.
 
+Neighbours are those of `graph`, or on another topology than all-to-all all members that it links:
+a ring of each worker's own members would be another at every worker, and one-way.
+
 With a bound of 0 workers go in lock step: `PROGRESS` (weights version 1) says that values follow,
 and nobody averages before those of the iteration are in. Else whatever is there is averaged at
 once, and only the bound holds a worker. A neighbour that is new is sent every variable.
@@ -190,6 +193,7 @@ class EventGrad(PeerMachine):
     def __init__(self, context: Context, parameters: EventgradParameters) -> None:
         super().__init__(context, Rule(slack=parameters.bound, spare=0, barrier=False))
         self._parameters = parameters
+        self._is_complete = context.spec.exchange.topology == "allToAll"
         self._variables = Variables(context.layout, context.coding)
         self._trigger = Trigger(context.layout, parameters)
         self._gradient_D: Flat | None = None
@@ -206,6 +210,8 @@ class EventGrad(PeerMachine):
         """Of those, who are of a checkpoint, and not back yet."""
 
     def _neighbours(self) -> list[Rank]:
+        if not self._is_complete:
+            return self.synchronizer.active
         members = sorted([*self.synchronizer.active, self.context.rank])
         return neighbours(members, self.context.rank, self._parameters.graph)
 
