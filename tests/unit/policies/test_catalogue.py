@@ -107,6 +107,38 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
     assert (problem.value, problem.allowed) == (exchange["topology"], allowed)
 
 
+@pytest.mark.parametrize(
+    ("policy", "exchange", "at", "value", "allowed"),
+    [
+        ("fedat", {"parameters": {"tiers": [1, 2]}}, "tiers", "2 tiers", "4 tiers"),
+        ("fedat", {"parameters": {"server": 99}}, "server", "99", "0 to 3"),
+        ("async", {"parameters": {"server": 4}}, "server", "4", "0 to 3"),
+        ("adacomp", {"parameters": {"server": 4}}, "server", "4", "0 to 3"),
+        ("dgc", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
+        ("twostep", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
+        (
+            "twostep",
+            {"topology": "ring", "parameters": {"combineEverySteps": 2, "momentum": 0}},
+            "combineEverySteps",
+            "2",
+            "allToAll",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_starts(
+    policy: str, exchange: dict[str, Any], at: str, value: str, allowed: str
+) -> None:
+    document = job_document(4, exchange={"policy": policy, **exchange})
+    document["spec"]["trainer"]["optimizer"] = {"name": "sgd", "momentum": 0.9}
+    path = f"spec.exchange.parameters.{at}"
+    with pytest.raises(SpecError) as caught:
+        catalogue.parameters_of(load_job(document).spec, lines={path: 23})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (path, 23)
+    assert problem.value.startswith(value)
+    assert allowed in problem.allowed
+
+
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "policies.md"
 
 

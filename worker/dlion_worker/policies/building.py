@@ -101,7 +101,8 @@ def build(
     Raises: SpecError for a policy that is not known here, or parameters that it does not take.
     """
     context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica)
-    machine: Machine = find(job_spec.exchange.policy).builder()(context, parameters_of(job_spec))
+    parameters = parameters_of(job_spec, ranks=context.ranks)
+    machine: Machine = find(job_spec.exchange.policy).builder()(context, parameters)
     return machine
 
 

@@ -7,12 +7,14 @@ by an entry point of the group `dlion.policies` that names a `Policy` (docs/writ
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
+from dlion_api.spec.sites import workers_of
+from dlion_worker.policies import checks
 from dlion_worker.policies.parameters import (
     AdacompParameters,
     AkoParameters,
@@ -34,7 +36,7 @@ from dlion_worker.policies.weight_parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dlion_api.spec import Spec
 
@@ -50,7 +52,8 @@ class Policy:
     `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
     that none may give way to a newer one on a slow link. `topologies`: those that it works on;
     none named: all. `own_pace`: who waits for whom is its own rule, in which
-    `spec.synchronization` has no part.
+    `spec.synchronization` has no part. `check` is called with (spec, parameters, ranks of all
+    workers that may ever take part) and yields a `Problem` for all that does not go together.
     """
 
     summary: str
@@ -59,6 +62,7 @@ class Policy:
     must_arrive: bool = False
     topologies: tuple[str, ...] = ()
     own_pace: bool = False
+    check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -79,6 +83,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AdacompParameters,
         must_arrive=True,
         own_pace=True,
+        check=checks.server,
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
@@ -92,12 +97,14 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AsyncParameters,
         must_arrive=True,
         own_pace=True,
+        check=checks.server,
     ),
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
         f"{_HERE}.dgc:dgc",
         DgcParameters,
         must_arrive=True,
+        check=checks.one_momentum,
     ),
     "adpsgd": Policy(
         "Means of pairs of weights, without any barrier.",
@@ -133,6 +140,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         FedatParameters,
         topologies=("allToAll",),
         own_pace=True,
+        check=checks.fedat,
     ),
     "hierarchical": Policy(
         "Gradients inside sites, compressed or robust means between them.",
@@ -168,6 +176,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         TwostepParameters,
         must_arrive=True,
         own_pace=True,
+        check=checks.twostep,
     ),
 }
 
@@ -194,11 +203,18 @@ def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
     raise _problem(name, "there is no exchange policy of that name here", source, line)
 
 
-def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | None = None) -> Any:
+def parameters_of(
+    spec: Spec,
+    *,
+    source: str = "",
+    lines: Mapping[str, int] | None = None,
+    ranks: Collection[int] | None = None,
+) -> Any:
     """What the manifest's `exchange.parameters` come to for its policy, with defaults.
 
-    `lines` knows where in `source` each path stands. Raises: SpecError with every problem, or where
-    the policy does not work on the manifest's topology.
+    `lines` knows where in `source` each path stands; `ranks`: every worker that may ever take
+    part, where these are not the manifest's. Raises: SpecError with every problem, or where the
+    policy does not work on the manifest's topology, or not with the rest of the manifest.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)
@@ -221,6 +237,12 @@ def parameters_of(spec: Spec, *, source: str = "", lines: Mapping[str, int] | No
             line=(lines or {}).get("spec.exchange.topology"),
         )
         raise SpecError([problem], source=source)
+    if policy.check is not None:
+        everybody = range(workers_of(spec.sites)) if ranks is None else ranks
+        problems = policy.check(spec, parameters, everybody)
+        found = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
+        if found:
+            raise SpecError(found, source=source)
     return parameters
 
 

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_worker.codecs import GradientPart, decode_gradient, decode_weights
 from dlion_worker.policies.combining import Weighting
 from dlion_worker.policies.delays import Delays, Readers
-from dlion_worker.policies.headers import by_rank, check_step, server_of, stranger
+from dlion_worker.policies.headers import by_rank, check_step, stranger
 from dlion_worker.policies.interface import (
     BudgetsChanged,
     Descend,
@@ -50,7 +51,6 @@ from dlion_worker.policies.synchronization import Rule, Synchronizer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlion_api.names import Rank
     from dlion_worker.policies.building import Context
 
 _BATCH_OF = "batch_of_"
@@ -67,7 +67,7 @@ class DelayedMachine:
     ) -> None:
         self._rank, self._size = context.rank, context.layout.size
         self._ranks = frozenset({context.rank, *context.neighbours})
-        self._server = server_of(server, self._ranks)
+        self._server = None if server is None else Rank(server)
         self._partners = self._ranks - {self._rank}
         if self._is_client:
             self._partners &= {self._server}

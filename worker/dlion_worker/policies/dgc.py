@@ -32,7 +32,6 @@ import numpy as np
 from dlion_worker.codecs import AnyCoding, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Residual, magnitude_bits
-from dlion_worker.policies.headers import require_one_momentum
 from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
@@ -46,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def dgc(context: Context, parameters: DgcParameters) -> Machine:
-    """A share of the gathered velocity to every peer.
-
-    Raises: SpecError where the optimizer has momentum too.
-    """
-    require_one_momentum(context.spec, parameters.momentum)
+    """A share of the gathered velocity to every peer."""
     return gradient_machine(context, DeepCompression(context.layout, context.coding, parameters))
 
 

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.errors import ContractError, Problem, SpecError
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import require_finite
 from dlion_worker.codecs.polyline import decode_polyline, encode_polyline
-from dlion_worker.policies.headers import by_rank, server_of
+from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import (
     Descend,
     Instruction,
@@ -56,16 +56,7 @@ _NONE_TAKEN = -1
 
 def fedat(context: Context, parameters: FedatParameters) -> Machine:
     """The server's machine at the one that has its role, a client's elsewhere."""
-    server = server_of(parameters.server, context.ranks)
-    assert server is not None
-    if parameters.tiers and len(parameters.tiers) != len(context.ranks):
-        problem = Problem(
-            path="spec.exchange.parameters.tiers",
-            message="one tier for each worker of the job, in rank order, or none",
-            value=str(len(parameters.tiers)),
-            allowed=str(len(context.ranks)),
-        )
-        raise SpecError([problem])
+    server = Rank(parameters.server)
     if server == context.rank:
         return FedatServer(context, parameters, server)
     return FedatClient(context, parameters, server)

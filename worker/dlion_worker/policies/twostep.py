@@ -20,7 +20,8 @@ link's v_l with it.
 
 Combining: at every `combineEverySteps` iterations the first worker (by rank) of each site sends its
 model to all workers of other sites. A receiver, whose weights stand for its own site's, takes the
-mean by the sites' samples of what has come since its own last turn.
+mean by the sites' samples of what has come since its own last turn. That asks for `allToAll`, where
+a worker hears of all samples.
 
 Source: Sudharsan et al., "Toward distributed, global, deep learning using IoT devices", IEEE
 Internet Computing 2021, and its slides: both steps, the cost model, a high threshold on a poor
@@ -46,7 +47,7 @@ from dlion_worker.codecs import (
 )
 from dlion_worker.policies.delayed import DelayedMachine
 from dlion_worker.policies.entries import Residual, largest
-from dlion_worker.policies.headers import by_rank, require_one_momentum
+from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import Mix, SendWeights
 from dlion_worker.policies.sending import Outgoing
 
@@ -75,11 +76,7 @@ _COMBINED = "twostep_combined_with_"
 
 
 def twostep(context: Context, parameters: TwostepParameters) -> Machine:
-    """Velocity to every peer, entry by entry, once it passes that link's threshold.
-
-    Raises: SpecError where the optimizer has momentum too.
-    """
-    require_one_momentum(context.spec, parameters.momentum)
+    """Velocity to every peer, entry by entry, once it passes that link's threshold."""
     return TwoStep(context, parameters)
 
 
