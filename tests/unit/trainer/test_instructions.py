@@ -40,24 +40,32 @@ class Descent:
         with np.errstate(over="ignore"):
             self.weights_D -= RATE * gradient_D
 
+    def replace(self, weights_D: Flat) -> None:
+        self.weights_D[:] = weights_D
 
-@pytest.mark.parametrize("policy", ["hop", "gaia", "localsgd"])
+
+@pytest.mark.parametrize("policy", ["d2", "eventgrad", "fedat", "gaia", "hop", "localsgd"])
 def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     replica = Descent()
-    parameters = {"localSteps": 1} if policy == "localsgd" else {}
+    parameters = {"localSteps": 1} if policy in {"fedat", "localsgd"} else {}
     job_spec = spec(exchange={"policy": policy, "parameters": parameters})
     view = View(replica.weights_D)
-    machine = build(job_spec, Rank(0), LAYOUT, [Rank(0), Rank(1)], replica=view)
+    machine = build(job_spec, Rank(1), LAYOUT, [Rank(0), Rank(1)], replica=view)
     instructions = Instructions(
         machine,
         cast("Any", replica),
-        Reporter(rank=Rank(0), incarnation=1, start_monotonic_s=0.0, send=lambda _records: None),
+        Reporter(rank=Rank(1), incarnation=1, start_monotonic_s=0.0, send=lambda _records: None),
         JobProgress(),
         send=lambda _peer, _message: None,
         refuse=lambda _peer, reason, _iteration: pytest.fail(reason),
         norms=NormMeter(load_job(job_document(2))),
     )
-    instructions.handle(MemberJoined(Rank(1)))
+    instructions.handle(MemberJoined(Rank(0)))
     gradient_D = np.full(LAYOUT.size, 1e3, np.float32)
+
+    def steps() -> None:
+        for iteration in (1, 2):  # some send weights before their step, and find it at the next
+            instructions.handle(LocalStepDone(iteration, gradient_D.copy(), 4, 1.0))
+
     with pytest.raises(DivergedError, match="learning rate"):
-        instructions.handle(LocalStepDone(1, gradient_D, 4, 1.0))
+        steps()

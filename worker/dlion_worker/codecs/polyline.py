@@ -22,6 +22,7 @@ from numba import types
 
 from dlion_api.errors import ContractError
 from dlion_worker.codecs.compiling import compiled, inlined, read_only
+from dlion_worker.codecs.values import NotFiniteError, require_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +50,8 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
     last place of a float32.
 
     Raises:
-        ValueError: a value is not finite, or beyond 2^52 / 10^decimals; or decimals out of bounds.
+        NotFiniteError: a value is not finite, or beyond 2^52 / 10^decimals.
+        ValueError: decimals out of bounds.
 
     >>> encode_polyline(np.array([0.5, 0.52, -0.52], np.float32), 2).hex()
     'e440bc06'
@@ -57,9 +59,13 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
     scale = _scale(decimals)
     groups = int(_count_groups(value_D, scale))
     if groups < 0:
-        most = _LARGEST_ROUNDED / scale
-        msg = f"values to send: not all finite and within +-{most:.3g}, as {decimals} decimals ask"
-        raise ValueError(msg)
+        require_finite(value_D, "values to send")
+        msg = (
+            f"values to send: up to {float(np.abs(value_D).max()):.3g}, too large for {decimals}"
+            f" decimals, which carry {_LARGEST_ROUNDED / scale:.3g}. Lower the learning rate, or"
+            " send fewer decimals"
+        )
+        raise NotFiniteError(msg)
     coded = np.zeros(_bytes_of(groups), np.uint8)
     _write_groups(value_D, scale, coded)
     return coded.tobytes()
@@ -84,18 +90,6 @@ def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.fl
     if wrong:
         raise ContractError(f"polyline of {size} values: {_REASONS[wrong]}")
     return value_D
-
-
-def polyline_bytes(value_D: NDArray[np.float32], decimals: int) -> int:
-    """The length of `encode_polyline`'s payload, without making it.
-
-    Raises:
-        ValueError: as `encode_polyline`.
-    """
-    groups = int(_count_groups(value_D, _scale(decimals)))
-    if groups < 0:
-        raise ValueError(f"values to send: too large for {decimals} decimals, or not finite")
-    return _bytes_of(groups)
 
 
 def _scale(decimals: int) -> float:

@@ -71,7 +71,7 @@ class ValueCodec(StrEnum):
 
 
 class NotFiniteError(ValueError):
-    """Numbers that were to be sent are NaN or infinite."""
+    """Numbers that were to be sent are NaN or infinite, or too large for how they are coded."""
 
 
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:

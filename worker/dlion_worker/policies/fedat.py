@@ -117,6 +117,7 @@ class FedatWorker(PeerMachine):
         return [Replace(weights_D)]
 
     def _coded(self, weights_D: Flat) -> bytes:
+        require_finite(weights_D, "weights")
         return encode_polyline(weights_D, self._parameters.decimals)
 
     def _decoded(self, payload: bytes | memoryview) -> Flat:
