@@ -216,6 +216,45 @@ def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: i
     assert all(int(state[f"tier_count_{tier}"]) >= 2 for tier in (1, 2))
 
 
+def test_without_the_server_nothing_pulls_to_its_last_weights() -> None:
+    cluster = cluster_of([2, 2, 2], tiers=[1, 1, 1], localSteps=1, proximal=3.0)
+    cluster.lockstep(3)
+    cluster.step(ONE)
+    cluster.leave(ME)  # one has answered, the other has not
+    gradient_D = np.ones(20, np.float32)
+    cluster.step(TWO, gradient_D)
+    for rank in (ONE, TWO):
+        before_D = cluster.replicas[rank].weights_D.copy()
+        for _ in range(4):
+            cluster.step(rank, gradient_D)
+        moved_D = cluster.replicas[rank].weights_D - before_D
+        np.testing.assert_allclose(moved_D, -4 * cluster.rate * gradient_D, atol=1e-6)
+
+
+def test_who_missed_a_round_of_the_profile_is_of_the_slowest() -> None:
+    cluster = cluster_of([2] * 4, tierCount=3, profileRounds=2, localSteps=1)
+    late = Rank(3)
+
+    def answer(ranks: list[Rank]) -> None:
+        for rank in ranks:
+            cluster.step(rank)
+            while rank != ME and cluster.deliver(rank, ME):
+                pass
+        cluster.deliver_all()
+
+    cluster.leave(late)
+    answer([ONE, ME, TWO])
+    cluster.come_back(late, ME)
+    cluster.deliver_all()
+    answer([late, ONE, ME, TWO])
+    state = cluster.replicas[ME].machine.state()
+    assert [state.get(f"tier_of_{rank}") for rank in cluster.ranks] == [2, 1, 3, None]
+    answer([TWO])
+    assert "tier_count_3" not in cluster.replicas[ME].machine.state()  # it waits for the late one
+    answer([late])
+    assert cluster.replicas[ME].machine.state()["tier_count_3"] == 1
+
+
 def test_a_deserted_tier_no_longer_weighs() -> None:
     cluster = cluster_of([2, 2, 2], tiers=[1, 1, 2], localSteps=1)
     cluster.lockstep(3)

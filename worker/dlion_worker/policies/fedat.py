@@ -9,7 +9,7 @@ travel as polylines in both directions.
 
 No policy has a clock: the server ranks workers by the order in which their answers come in the
 first rounds, in which all start together, and cuts that order into tiers of equal size; or the
-manifest declares the tiers. Who comes later is of the slowest.
+manifest declares the tiers. Who comes later, or misses one of those rounds, is of the slowest.
 
 Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning
 system with asynchronous tiers", SC 2021. Ours: the server trains; all of a tier take part; only
@@ -154,7 +154,7 @@ class FedatClient(FedatWorker):
         if self._steps < self._parameters.local_steps:
             return []
         if self._server not in self.synchronizer.active:
-            self._steps = self._samples = 0
+            self._begin_alone()
             return []
         self._has_answered = True
         payload = self._coded(self.weights_D)
@@ -183,8 +183,13 @@ class FedatClient(FedatWorker):
     def _go_on_alone(self) -> None:
         """Nothing better is waited for; the next answer is after as many steps again."""
         if self._has_answered:
-            self._steps = self._samples = 0
-            self._has_answered = False
+            self._begin_alone()
+
+    def _begin_alone(self) -> None:
+        """Old global weights no longer pull."""
+        self._anchor_D = self.weights_D.copy()
+        self._steps = self._samples = 0
+        self._has_answered = False
 
     def held_for(self) -> frozenset[Rank]:
         """The server, once it has this round's answer."""
@@ -263,7 +268,7 @@ class FedatServer(FedatWorker):
         return not self._tier_of
 
     def _tier(self, rank: Rank) -> int:
-        """While workers are profiled all are in one; who came later is of the slowest."""
+        """While workers are profiled all are in one; who missed any of it is of the slowest."""
         if self._is_profiling:
             return 0
         return self._tier_of.get(rank, max(self._tier_of.values()))
@@ -323,12 +328,14 @@ class FedatServer(FedatWorker):
 
     def _profile(self, members: Sequence[Rank]) -> None:
         """One more round in which all have started together; at last, the tiers."""
-        for place, rank in enumerate(members):
-            self._places[rank] = self._places.get(rank, 0) + place
+        known = self._places if self._profiled else dict.fromkeys(members, 0)
+        self._places = {  # who has missed a round has the smaller sum, and is not compared
+            rank: known[rank] + place for place, rank in enumerate(members) if rank in known
+        }
         self._profiled += 1
         if self._profiled < self._parameters.profile_rounds:
             return
-        order = sorted(members, key=lambda rank: (self._places[rank], rank))
+        order = sorted(self._places, key=lambda rank: (self._places[rank], rank))
         tiers = min(self._parameters.tier_count, len(order))
         self._tier_of = {rank: 1 + at * tiers // len(order) for at, rank in enumerate(order)}
 
