@@ -3,8 +3,10 @@
 Proved: gradient and noise planted in Gaussian gradients are found again without bias, with unequal
 batches, from each worker and from all; together it is the analysis of variance's estimator; the
 choice is brute force's; no noise keeps the initial batch, where iterations are quickest, and very
-much grows it to the maximum; it moves only when due; all directors choose the same and shares sum
-to it; who does not send whole gradients is refused. Left out: learning (docs/exchange.md).
+much grows it to the maximum; it moves only when due, also after a sidecar's restart; where the
+choice is clear all directors make it and shares sum to it, in the middle they choose one size or
+two beside each other; who does not send whole gradients is refused. Left out: learning
+(docs/exchange.md).
 """
 
 from __future__ import annotations
@@ -19,8 +21,17 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
 from dlion_api.local_messages import decode, encode
-from dlion_api.measurements import GradientNoise, GradientNorms, Peers, StepTiming
+from dlion_api.measurements import (
+    Capacity,
+    CapacitySource,
+    Directive,
+    GradientNoise,
+    GradientNorms,
+    Peers,
+    StepTiming,
+)
 from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
 from dlion_api.spec import GlobalBatchSize, Job, load_job
 from dlion_worker.policies.goodput import (
     GoodputController,
@@ -171,6 +182,36 @@ def test_it_moves_only_when_due_and_known_and_back_again() -> None:
     assert at(21, 0.0) == 3000
 
 
+def test_who_takes_over_keeps_the_size_until_the_next_choice_is_due() -> None:
+    controller = GoodputController(GlobalBatchSize(initial=100, max=3000, every_steps=10))
+    controller.resume(200)
+
+    def at(iteration: int, scale: float | None) -> int:
+        return controller.at(iteration, scale=scale, samples_per_s=1000.0, fixed_s=0.5)
+
+    assert [at(1, 1e9), at(1234, None), at(1239, 1e9), at(1240, 1e9)] == [200, 200, 200, 3000]
+
+
+def test_a_sidecar_that_is_started_anew_keeps_the_size_until_the_next_choice_is_due() -> None:
+    job = job_of()
+    director = Director(job, Rank(0))
+    members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
+    director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
+    noise = GradientNoise(1.0, 1e9, 0.5)
+    for rank in (Rank(1), Rank(2)):
+        told = Capacity(rank, 100.0, 1.0, CapacitySource.RATE, 21, noise=noise, exchange_s=0.5)
+        director.heard(told, 1)
+    capacities = {Rank(0): 50.0, Rank(1): 100.0, Rank(2): 150.0}
+    director.handle(Directive(9, 20, 100, {}, capacities, {}), 0.0)
+    chosen = []
+    for iteration in (22, 23, 24):
+        norms = GradientNorms(1.0, 20, 1.0, 100)
+        director.handle(step_of(0, iteration, director, norms), float(iteration))
+        assert director.directive is not None
+        chosen.append(director.directive.global_batch_size)
+    assert chosen == [100, 100, 640]  # every 5 steps
+
+
 def job_of(**policies: object) -> Job:
     spec: dict[str, object] = {
         "sites": [{"name": "plant", "groups": [{"name": "any", "workers": len(BATCHES)}]}],
@@ -243,6 +284,33 @@ def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) 
     assert shares[0] < shares[2]
 
 
+def test_in_the_middle_directors_choose_the_same_size_or_one_beside_it() -> None:
+    """Norms with chance in them, of which each has its own and heard the others' of before."""
+    job, rng = job_of(), np.random.default_rng(7)
+    directors = [Director(job, worker.rank) for worker in job.workers()]
+    members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
+    for director in directors:
+        director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
+    seen: set[int] = set()
+    for iteration in range(1, 81):
+        sizes = [one.directive.local_batch_size for one in directors if one.directive is not None]
+        total = sum(sizes)
+        for rank, director in enumerate(directors):
+            noise = 100 * float(rng.uniform(0.7, 1.3))
+            norms = GradientNorms(
+                1.0 + noise / sizes[rank], sizes[rank], 1.0 + noise / total, total
+            )
+            director.handle(step_of(rank, iteration, director, norms), float(iteration))
+        for director in directors:
+            for peer in directors:
+                if peer is not director:
+                    director.heard(peer.capacities.own(), 1)
+        chosen = {one.directive.global_batch_size for one in directors if one.directive is not None}
+        assert max(chosen) <= 1.2 * min(chosen)  # a 4th root of 2 is 1.19
+        seen |= chosen
+    assert 40 < max(seen) < 640
+
+
 def test_norms_are_told_only_where_they_are_wanted_and_whole() -> None:
     gradient_D = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
     exact = math.fsum(float(value) ** 2 for value in gradient_D)
@@ -267,6 +335,7 @@ def test_norms_are_told_only_where_they_are_wanted_and_whole() -> None:
     [
         {"exchange": {"policy": "dlion"}},
         {"exchange": {"policy": "topk"}},
+        {"exchange": {"policy": "dlion", "prioritization": False, "propagation": "selective"}},
         {"exchange": {"policy": "full", "weighting": "dlion_ratio"}},
         {"synchronization": {"mode": "bounded"}},
     ],

@@ -175,7 +175,8 @@ class Spec:
             cel="self.batching.policy != 'goodput' ||"
             " (self.synchronization.mode == 'synchronous' &&"
             " self.exchange.weighting == 'sample_mean' && (self.exchange.policy == 'full' ||"
-            " (self.exchange.policy == 'dlion' && !self.exchange.prioritization)))",
+            " (self.exchange.policy == 'dlion' && !self.exchange.prioritization &&"
+            " self.exchange.propagation != 'selective')))",
             message="batching policy goodput needs the mean of whole gradients",
             holds=lambda it: it.batching.policy != "goodput" or _has_whole_mean(it),
             reads=(
@@ -184,9 +185,11 @@ class Spec:
                 "exchange.weighting",
                 "exchange.policy",
                 "exchange.prioritization",
+                "exchange.propagation",
             ),
-            advice="Set exchange.policy: full (or dlion with prioritization: false), weighting:"
-            " sample_mean, synchronization.mode: synchronous; or batching.policy: weighted.",
+            advice="Set exchange.policy: full (or dlion with prioritization: false, propagation:"
+            " all), weighting: sample_mean, synchronization.mode: synchronous; or batching.policy:"
+            " weighted.",
         ),
         Rule(
             cel="size(self.trainer.dataset.siteClasses) == 0 ||"
@@ -253,7 +256,9 @@ def _has_whole_mean(spec: Spec) -> bool:
     """Whether every update is the mean of all workers' whole gradients, by their samples."""
     exchange = spec.exchange
     is_whole = exchange.policy == "full" or (
-        exchange.policy == "dlion" and not exchange.prioritization
+        exchange.policy == "dlion"
+        and not exchange.prioritization
+        and exchange.propagation != "selective"
     )
     is_mean = exchange.weighting == "sample_mean" and spec.synchronization.mode == "synchronous"
     return is_whole and is_mean

@@ -17,8 +17,9 @@ workers these are averaged with weights 1 - b_k / B, which gives the analysis of
 (sum b_k |g_k|^2 - B |g|^2) / (n - 1); over iterations numerators and weights decay alike. Workers
 whose data differ count as noisy: their gradients do differ.
 
-Called by the director. Pure. Every sidecar works with what all have published, and candidates are
-few (a geometric grid), so that all choose the same.
+Called by the director. Pure. Every sidecar works with what it has last heard of all, and candidates
+are few (a geometric grid): most choose the same, but where the best two are near each other some
+may take the one and some the other, and keep to it until the next choice.
 
 Source: goodput, efficiency: Qiao et al., Pollux, OSDI 2021; noise scale: McCandlish et al., "An
 empirical model of large-batch training", 2018; unequal batches: Nie et al., Cannikin, 2024 (as
@@ -154,11 +155,14 @@ class GoodputController:
 
     def __init__(self, growth: GlobalBatchSize) -> None:
         self._growth = growth
-        self._adjusted = 0
+        self._adjusted: int | None = 0
+        """The period of the last choice; None: it was another controller's, in the one that the
+        next call tells."""
         self._size = growth.initial
 
     def resume(self, size: int) -> None:
-        """Goes on from what an earlier sidecar had chosen."""
+        """Goes on from what an earlier sidecar had chosen, until the next choice is due."""
+        self._adjusted = None
         self._size = max(self._growth.initial, min(size, self._growth.max))
 
     def at(
@@ -166,6 +170,10 @@ class GoodputController:
     ) -> int:
         """Samples of that iteration over all workers. As long as `scale` is not known it stays."""
         due = iteration // self._growth.every_steps if self._growth.growth else 0
+        if self._adjusted is None:
+            if iteration <= 1:  # who resumed has not heard yet where the run is
+                return self._size
+            self._adjusted = due
         if due > self._adjusted and scale is not None:
             self._adjusted = due
             self._size = best_batch(
