@@ -35,7 +35,6 @@ from dlion_worker.policies.interface import (
     Descend,
     Descended,
     MemberJoined,
-    MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
@@ -307,7 +306,6 @@ def test_every_member_hears_of_a_step_that_releases_nothing() -> None:
         (ONE, MessageKind.PROGRESS),
         (TWO, MessageKind.PROGRESS),
     ]
-    cluster.replicas[ME].machine.handle(MemberLeft(ONE))
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace() -> None:

@@ -144,8 +144,6 @@ class Hop(QueuedWeightsMachine):
                 average_D += np.float32(counts[rank] / total) * found[rank][1]
         return average_D
 
-    # ---- others' -------------------------------------------------------------------------------
-
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:

@@ -1,9 +1,9 @@
 """What policies that exchange weights or updates have in common: who is there, and what fits.
 
 `PeerMachine` sorts events out, keeps members and their batches, refuses nonsense; a policy says
-what a local step, a descent and a `WEIGHTS` message lead to. Called by `gaia`, `hop`, `adpsgd`,
-`d2`. Gradients never travel here, and `spec.synchronization`, `knowledgeTransfer` and link budgets
-have no part in these policies: each brings its own rule.
+what a local step, a descent and a `WEIGHTS` message lead to. Called by `adpsgd`, `eventgrad`,
+`fedat`, `gaia`, `hierarchical`, `localsgd`, `weight_queues`. `spec.synchronization`,
+`knowledgeTransfer` and link budgets have no part in these policies: each brings its own rule.
 """
 
 from __future__ import annotations

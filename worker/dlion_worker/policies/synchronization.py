@@ -1,7 +1,8 @@
 """Whom a worker waits for before its next local step.
 
-Called by `machine`. One rule covers all four modes: a peer *lags* when the last iteration it has
-finished is below own - slack, and the worker is held while more than `spare` peers lag.
+Called by `machine`, `delayed` and `peer_machine`. One rule covers all four modes: a peer *lags*
+when the last iteration it has finished is below own - slack, and the worker is held while more than
+`spare` peers lag.
 
 | mode | slack | spare | update |
 |---|---|---|---|
