@@ -24,10 +24,11 @@ from dlion_cli.comparing import Matrix, Planned, Runs, Variant
 from dlion_cli.comparison_table import against_table, comparison_table
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document
-from dlion_cli.run import program_root_of
+from dlion_cli.run import tell_unreached
 from dlion_worker.environments import load_environment
 from dlion_worker.policies.catalogue import find
 from dlion_worker.results.comparison import Goal, Row, against
+from dlion_worker.simulation.calibration import read_costs
 
 IDEAL = "ideal"
 COMPARISON = "comparison.json"
@@ -115,6 +116,14 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     "--against", "held", metavar="NAME",
     help="Hold this column against each other one: speed-up, accuracy relative and in points.",
 )  # fmt: skip
+@click.option(
+    "--step-overhead", "step_overhead_s", type=click.FloatRange(0, 1000), metavar="SECONDS",
+    help="As for dlion simulate, for all runs.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="As for dlion simulate, for all runs.",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N",
               help="Runs at a time. Default: all cores.")  # fmt: skip
 @click.option(
@@ -140,6 +149,8 @@ def compare(
     rates: tuple[tuple[str, tuple[float, ...]], ...],
     tuned_in: str | None,
     held: str | None,
+    step_overhead_s: float | None,
+    calibration: Path | None,
     jobs: int | None,
     out: Path,
     data_root: Path,
@@ -175,11 +186,14 @@ def compare(
         learning_rates=dict(rates).get("", (job.spec.trainer.optimizer.learning_rate,)),
         target_accuracy=goal.target_accuracy,
         seconds=goal.at_s,
-        program_file=_program_file(job, file),
         family_rates={policy: own for policy, own in rates if policy},
         tuned_in=tuned_in or environments[0],
+        calibration=calibration,
+        step_overhead_s=step_overhead_s,
     )
     _check(matrix, document, held)
+    if calibration is not None:
+        read_costs(calibration)  # what is wrong with it is told before anything is run
     if dry_run:
         click.echo(f"all is well; runs: at most {matrix.run_count()}")
         return ExitCode.OK
@@ -254,15 +268,14 @@ def _policy_variants(names: tuple[str, ...], own: str) -> tuple[Variant, ...]:
         if name not in (IDEAL, own):
             find(name, source="--policies")
             weighting = ("exchange.weighting=dlion_ratio",) if name == "dlion-published" else ()
-            bare = ("exchange.parameters={}", "exchange.residual=none")
+            bare = (
+                "exchange.parameters={}",
+                "exchange.residual=none",
+                "exchange.propagation=all",
+            )
             settings = (f"exchange.policy={name}", *bare, *weighting)
         variants.append(Variant(name, settings, is_ideal=name == IDEAL, family=name))
     return tuple(variants)
-
-
-def _program_file(job: Job, file: Path) -> Path | None:
-    program = job.spec.trainer.program.file
-    return program_root_of(job, file, None) / program if program else None
 
 
 def _variant(text: str, document: dict[str, Any], assignments: tuple[str, ...]) -> Variant:
@@ -309,6 +322,10 @@ def _check(matrix: Matrix, document: dict[str, Any], held: str | None) -> None:
             )
             if not variant.is_ideal:
                 loaded.plan(
-                    job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
+                    job.workers(),
+                    machine_cores=None,
+                    duration_s=job.spec.trainer.stop.max_seconds,
+                    source=str(matrix.file),
                 )
                 loaded.check(job, source=str(matrix.file))
+        tell_unreached(loaded, matrix.seconds)

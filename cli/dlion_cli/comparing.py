@@ -26,7 +26,9 @@ from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.environments import load_environment
+from dlion_cli.manifests import apply_set, load_manifest, read_document
+from dlion_cli.run import program_root_of
+from dlion_worker.environments import as_one_machine, load_environment
 from dlion_worker.results.comparison import Figures, Goal, Row, better, diverged, figures_of
 from dlion_worker.results.folder import SUMMARY
 
@@ -48,6 +50,9 @@ _ONE_WORKER = (
     "exchange.propagation=all",
     "trainer.dataset.partition=iid",
     "trainer.dataset.siteClasses=[]",
+    "batching.policy=even",
+    "synchronization.mode=bounded",
+    "synchronization.backupWorkers=0",
 )
 
 
@@ -75,12 +80,14 @@ class Matrix:
     learning_rates: tuple[float, ...]
     target_accuracy: float
     seconds: float
-    program_file: Path | None = None
-    """The manifest's own program, where it has one."""
     family_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Grids of families that have their own."""
     tuned_in: str = ""
     """The environment in which learning rates are chosen; empty: the first."""
+    calibration: Path | None = None
+    """What a step costs, as `dlion calibrate` measured it; None: what the environments say."""
+    step_overhead_s: float | None = None
+    """What a step costs beside its samples; None: nothing, or what the calibration says."""
 
     @property
     def goal(self) -> Goal:
@@ -217,8 +224,8 @@ class Runs:
         from dlion_worker.results.report.runs import load_run
 
         folder = self._out / planned.folder
-        command = self._command(planned, matrix, folder)
-        asked = json.dumps(_identity(command, planned, matrix), indent=2) + "\n"
+        command = self.command(planned, matrix, folder)
+        asked = json.dumps(identity(command, planned, matrix), indent=2) + "\n"
         if not _is_done(folder, asked):
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -232,25 +239,22 @@ class Runs:
         self._tell(planned, figures)
         return figures
 
-    def _command(self, planned: Planned, matrix: Matrix, folder: Path) -> list[str]:
+    def command(self, planned: Planned, matrix: Matrix, folder: Path) -> list[str]:
+        """What is started for a run, whose result folder becomes `folder`."""
         settings = [word for one in planned.settings(matrix) for word in ("--set", one)]
         return [
             sys.executable, "-m", "dlion_cli", "simulate", str(matrix.file),
-            "--environment", self._environment(planned), "--seed", str(planned.seed),
+            "--environment", self._environment(planned, matrix), "--seed", str(planned.seed),
             "--threads", "1", "--no-report", "--out", str(folder),
-            "--data-root", str(self._data_root), "-o", "json", *settings,
+            "--data-root", str(self._data_root), "-o", "json", *_costs(matrix), *settings,
         ]  # fmt: skip
 
-    def _environment(self, planned: Planned) -> str:
+    def _environment(self, planned: Planned, matrix: Matrix) -> str:
         """By name, or the file of the one machine that has it all."""
         if not planned.variant.is_ideal:
             return planned.environment
         loaded = load_environment(planned.environment)
-        document = {
-            "name": f"{loaded.name}-as-one",
-            "workers": [{"cores": sum(m.count * m.cores for m in loaded.workers)}],
-            "samplesPerSPerCore": to_document(loaded)["samplesPerSPerCore"],
-        }
+        document = as_one_machine(loaded, duration_s=matrix.seconds)
         path = self._out / f"{Path(planned.environment).stem}-as-one.yaml"
         text = yaml.safe_dump(document, sort_keys=False).encode()
         with self._lock:
@@ -284,20 +288,54 @@ class Runs:
         self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)
 
 
-def _identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
+def _costs(matrix: Matrix) -> list[str]:
+    """What of a step's costs is given on to the simulation."""
+    words = []
+    if matrix.calibration is not None:
+        words += ["--calibration", str(matrix.calibration)]
+    if matrix.step_overhead_s is not None:
+        words += ["--step-overhead", repr(matrix.step_overhead_s)]
+    return words
+
+
+def identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
     """What a run was asked for: its command, and the files behind it as they then were."""
     environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
-    files = {"manifest": matrix.file, "program": matrix.program_file}
+    files = {
+        "manifest": [matrix.file],
+        "program": program_files(planned, matrix),
+        "calibration": [] if matrix.calibration is None else [matrix.calibration],
+    }
     return {
         "command": list(command)[1:],
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
-        **{
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-            if path is not None and path.is_file()
-        },
+        **{name: _hash(paths) for name, paths in files.items() if paths},
     }
+
+
+def program_files(planned: Planned, matrix: Matrix) -> list[Path]:
+    """The run's own program, first, and the Python files beside it, which it may import.
+
+    None for a built-in program. Raises: SpecError where the manifest is no longer one.
+    """
+    document, _ = read_document(matrix.file)
+    source = f"{matrix.file}, {planned.variant.name}"
+    job = load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
+    if not job.spec.trainer.program.file:
+        return []
+    program = program_root_of(job, matrix.file, None) / job.spec.trainer.program.file
+    beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
+    return [path for path in (program, *beside) if path.is_file()]
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    """Of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def _is_done(folder: Path, asked: str) -> bool:

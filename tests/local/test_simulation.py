@@ -166,11 +166,28 @@ def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(tmp_path: Pa
             ("--variant", "a b:trainer.seed=1", "--variant", "a-b:trainer.seed=2"),
             "would have the same folder",
         ),
+        (("--calibration", "no/such/file.json"), "cannot be read"),
     ):
         done = compare(tmp_path / "out", *flags)
         assert done.returncode, flags
         assert words in " ".join(done.stderr.split()), done.stderr
         assert not (tmp_path / "out").exists()
+
+
+def test_other_policies_columns_and_the_ideal_take_a_manifest_made_for_its_own(
+    tmp_path: Path,
+) -> None:
+    whole = ("exchange.policy=full", "exchange.codec=float32", "batching.policy=goodput")
+    backup = ("synchronization={mode: backup, backupWorkers: 2}",)
+    for policies, settings in (
+        ("dlion,topk", ("exchange={policy: dlion, propagation: selective, residual: perLink}",)),
+        ("ideal", ("exchange={policy: dlion, propagation: selective, residual: perLink}",)),
+        ("full,ideal", (*whole, "synchronization.mode=synchronous")),
+        ("dlion,ideal", backup),
+    ):
+        flags = [word for setting in settings for word in ("--set", setting)]
+        done = compare(tmp_path / "out", "--policies", policies, *flags, "--dry-run")
+        assert done.returncode == ExitCode.OK, done.stderr
 
 
 def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(

@@ -95,6 +95,7 @@ def test_a_dry_run_checks_all_and_leaves_nothing(
         (("--learning-rates", "nonsense:0.1"), "no exchange policy of that name"),
         (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
         (("--tuned-in", "homo-a"), "6 workers"),
+        (("--calibration", "no/such/file.json"), "cannot be read"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
