@@ -91,32 +91,42 @@ class Heard:
     """Gradients and means that have come, until their iteration is over."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[Source, Rank], dict[int, Told]] = {}
+        self._told: dict[tuple[Source, int], dict[Rank, Told]] = {}
+        self._kept: dict[tuple[Source, Rank], list[int]] = {}
+        """Iterations kept of what each sender says of a source."""
 
     def add(self, sender: Rank, told: Told) -> None:
         """Keeps the first that a sender says of a source and iteration."""
-        what = told.message.weights_version
+        what, iteration = told.message.weights_version, told.message.iteration
         source = sender if what == PART else mean_source(what - MEAN)
-        by_iteration = self._told.setdefault((source, sender), {})
-        by_iteration.setdefault(told.message.iteration, told)
-        if len(by_iteration) > _KEPT:
-            del by_iteration[min(by_iteration)]
+        kept = self._kept.setdefault((source, sender), [])
+        if iteration in kept:
+            return
+        kept.append(iteration)
+        self._told.setdefault((source, iteration), {})[sender] = told
+        if len(kept) > _KEPT:
+            self._drop(source, sender, min(kept))
+
+    def _drop(self, source: Source, sender: Rank, iteration: int) -> None:
+        self._kept[source, sender].remove(iteration)
+        by_sender = self._told[source, iteration]
+        del by_sender[sender]
+        if not by_sender:
+            del self._told[source, iteration]
 
     def known(self, source: Source, iteration: int) -> Told | None:
-        """What a source brings to an iteration, whoever has passed it on."""
-        for (of, _), by_iteration in sorted(self._told.items()):
-            if of == source and iteration in by_iteration:
-                return by_iteration[iteration]
-        return None
+        """What a source brings to an iteration, whoever has passed it on: of the lowest rank."""
+        by_sender = self._told.get((source, iteration))
+        return by_sender[min(by_sender)] if by_sender else None
 
     def means(self, iteration: int) -> Iterator[tuple[Rank, Told]]:
         """Means of sites, and who has sent them here."""
-        for (source, sender), by_iteration in sorted(self._told.items()):
-            if source < 0 and iteration in by_iteration:
-                yield sender, by_iteration[iteration]
+        sources = (of for of, at in self._told if of < 0 and at == iteration)
+        for source in sorted(sources):
+            yield from sorted(self._told[source, iteration].items(), key=lambda one: one[0])
 
     def forget_before(self, iteration: int) -> None:
         """Drops what is of earlier iterations."""
-        for by_iteration in self._told.values():
-            for at in [at for at in by_iteration if at < iteration]:
-                del by_iteration[at]
+        for (source, sender), kept in self._kept.items():
+            for at in [at for at in kept if at < iteration]:
+                self._drop(source, sender, at)
