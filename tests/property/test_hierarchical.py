@@ -78,6 +78,17 @@ def test_uncompressed_it_is_the_flat_mean(seed: int, sites: list[int], group_siz
     np.testing.assert_allclose(cluster.replicas[ME].weights_D, weights_D, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("codec", list(ValueCodec))
+@pytest.mark.parametrize("combine", ["mean", "median"])
+def test_replicas_are_alike_whatever_the_codec(codec: ValueCodec, combine: str) -> None:
+    parameters = {"insideShare": 0.5, "betweenShare": 0.4, "combine": combine}
+    cluster = SitesCluster(job(codec.value, **parameters), [3, 2, 5, 1, 2], [2, 2, 1])
+    start_D = cluster.weights()[0]
+    cluster.run(5, steps=6)
+    assert (cluster.weights()[0] != start_D).any()
+    assert_alike(cluster)
+
+
 class Naive:
     """Sites' means, residuals and their combination, entry by entry."""
 

@@ -5,23 +5,24 @@ is known to train. That one takes their mean by samples and sends the largest en
 what earlier ones left over (error feedback), to the gateways of the other sites. From the means of
 all sites each gateway makes the one gradient of the iteration, the *result*, and gives it to its
 workers; all descend by it as it was coded, so replicas stay identical. Between sites travels one
-coded mean per pair of sites, however many workers they have.
+coded mean per pair of sites, however many workers they have, and of each worker a few bytes to each
+other that its step is done.
 
 The results are a log: an update for each iteration, applied in order. So a worker that comes late
-needs the weights of some iteration and every result since, which it is sent before it trains. When
+needs the weights of some iteration and every result since; the trainer lets it meet all others at
+an iteration (`catalogue.Policy.lock_step`). When
 a gateway leaves, the next one is given the gradients anew, or the result where it is out already.
 What a gateway had not sent of its site's means goes with it.
 
 Source: ours, after hierarchical aggregation over band-limited channels; robust means between sites
-as in `site_means`. Receivers average. `synchronization` (but for how the trainer lets a latecomer
-in), `weighting`, `knowledgeTransfer` and budgets have no part.
+as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledgeTransfer` and
+budgets have no part.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import (
@@ -45,6 +46,7 @@ from dlion_worker.policies.peer_machine import PeerMachine, flat
 from dlion_worker.policies.site_means import (
     Share,
     combine,
+    dense,
     entries_to_send,
     gather,
     groups_of,
@@ -88,6 +90,8 @@ class Hierarchical(PeerMachine):
         super().__init__(context, Rule(slack=0, spare=0, barrier=True))
         self._parameters = parameters
         self._codec = context.coding
+        # each gateway codes the result: its rounding is to be the same
+        self._result_codec = replace(self._codec, seed=context.spec.trainer.seed)
         self._groups = groups_of(context.ranks, context.sites, parameters.group_size)
         self._group_of = {rank: at for at, group in enumerate(self._groups) for rank in group}
         self._home = self._group_of[context.rank]
@@ -307,7 +311,7 @@ class Hierarchical(PeerMachine):
         trim = {"mean": None, "median": len(shares), "trimmed": self._parameters.trim}
         result_D = combine(shares, self.size, trim[self._parameters.combine])
         samples = sum(share.samples for share in shares)
-        coded = code(result_D, self._codec)
+        coded = code(result_D, self._result_codec)
         return self._apply(self._told(RESULT, coded, samples), self.context.rank)
 
     def _apply(self, told: Told, sender: Rank) -> list[Instruction]:
@@ -317,11 +321,7 @@ class Hierarchical(PeerMachine):
             return []
         self._applied, self._result, self._result_from = iteration, told, sender
         self._open = self._open and iteration < self.synchronizer.own
-        part = told.share.part
-        gradient_D = (
-            np.zeros(self.size, np.float32) if part is None else part.weighted(np.float32(1))
-        )
-        return [Descend(gradient_D, told.share.samples)]
+        return [Descend(dense(told.share, self.size), told.share.samples)]
 
     # ---- what others lack ------------------------------------------------------------------------
 

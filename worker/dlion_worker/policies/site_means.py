@@ -110,10 +110,11 @@ def combine(shares: Sequence[Share], size: int, trim: int | None) -> Flat:
             if share.part is not None:
                 share.part.add_to(mean_D, np.float32(share.samples / samples))
         return np.clip(mean_D, -_MOST, _MOST)
-    return _trimmed_mean([_dense(share, size) for share in shares], size, trim)
+    return _trimmed_mean([dense(share, size) for share in shares], size, trim)
 
 
-def _dense(share: Share, size: int) -> Flat:
+def dense(share: Share, size: int) -> Flat:
+    """Its mean gradient, with zeros where nothing was sent."""
     if share.part is None:
         return np.zeros(size, np.float32)
     return share.part.weighted(np.float32(1))
