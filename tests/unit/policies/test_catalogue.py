@@ -161,6 +161,9 @@ def test_a_policy_has_its_own_pace_where_its_page_says_that_synchronization_has_
         ("full", {"mode": "backup", "backupWorkers": 1}, True, False),
         ("full", {"mode": "bounded"}, False, False),
         ("gaia", {"mode": "synchronous"}, False, False),
+        ("hierarchical", {"mode": "synchronous"}, True, True),
+        ("hierarchical", {"mode": "backup", "backupWorkers": 1}, True, True),
+        ("hierarchical", {"mode": "bounded"}, True, True),
     ],
 )
 def test_who_comes_late_meets_the_others_where_all_update_together(

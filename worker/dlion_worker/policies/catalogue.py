@@ -52,8 +52,10 @@ class Policy:
     `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
     that none may give way to a newer one on a slow link. `topologies`: those that it works on;
     none named: all. `own_pace`: who waits for whom is its own rule, in which
-    `spec.synchronization` has no part. `check` is called with (spec, parameters, ranks of all
-    workers that may ever take part) and yields a `Problem` for all that does not go together.
+    `spec.synchronization` has no part. `lock_step`: by that rule all make each update together,
+    from equal weights, so that who comes late has to meet them at an iteration. `check` is called
+    with (spec, parameters, ranks of all workers that may ever take part) and yields a `Problem`
+    for all that does not go together.
     """
 
     summary: str
@@ -63,6 +65,7 @@ class Policy:
     topologies: tuple[str, ...] = ()
     own_pace: bool = False
     check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
+    lock_step: bool = False
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -149,6 +152,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         must_arrive=True,
         topologies=("allToAll",),
         own_pace=True,
+        lock_step=True,
     ),
     "localsgd": Policy(
         "Local steps, then an average with outer momentum.",
@@ -248,13 +252,16 @@ def parameters_of(
 
 def has_barrier(spec: Spec) -> bool:
     """Whether an iteration's update is made when the peers' contributions are in."""
+    policy = find(spec.exchange.policy)
     barrier = spec.synchronization.mode in {"synchronous", "backup"}
-    return barrier and not find(spec.exchange.policy).own_pace
+    return policy.lock_step or (barrier and not policy.own_pace)
 
 
 def all_update_together(spec: Spec) -> bool:
     """Whether that is so with everybody's: backup workers are passed over, and those who go on
     without them do not hold for them."""
+    if find(spec.exchange.policy).lock_step:
+        return True
     passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
     return has_barrier(spec) and not passes_over
 
