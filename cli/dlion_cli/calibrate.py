@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from dlion_api.atomic_file import write_atomically
@@ -106,28 +107,32 @@ def calibrate(
         raise click.UsageError("--builtin is for measuring without a FILE")
     if file is None and assignments:
         raise click.UsageError("--set changes a manifest: give its FILE")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first")
     console = Console(stderr=True)
     with interruptible():
         for name, value in threads.environment(1.0).items():
             os.environ.setdefault(name, value)
-        with console.status("compiling") as status:
+        # Without a thread that draws: its CPU time would be the steps'.
+        with Live("compiling", console=console, auto_refresh=False, transient=True) as status:
             program, step = _step(file, builtin, assignments, data_root, max(batches))
             observations = calibration.measure(
                 step,
                 batches,
                 rounds=rounds,
                 on_observation=lambda one: status.update(
-                    f"round {one.round_number} of {rounds}: batch {one.batch_size}"
+                    f"round {one.round_number} of {rounds}: batch {one.batch_size}", refresh=True
                 ),
             )
     result = calibration.fit(observations, program=program, machine=_machine())
     text = json.dumps(result.document(), indent=2) + "\n"
-    if out is not None:
-        write_atomically(out, text.encode(), mode=0o644)
     if output == "json":
         click.echo(text, nl=False)
     else:
-        _show(result, out)
+        _show(result)
+    if out is not None:  # at last: what was measured is on the screen even where this fails
+        write_atomically(out, text.encode(), mode=0o644)
+        click.echo(f"Calibration: {out}", err=output == "json")
     return ExitCode.OK
 
 
@@ -163,7 +168,7 @@ def _machine() -> str:
     return names[0] if names else platform.machine()
 
 
-def _show(result: Calibration, out: Path | None) -> None:
+def _show(result: Calibration) -> None:
     console = Console()
     table = Table(title=f"{result.program} on one core of {result.machine}")
     for column in ("batch", "ms per step", "least", "most", "by the law"):
@@ -186,8 +191,6 @@ def _show(result: Calibration, out: Path | None) -> None:
         f"noise: {result.residual_fraction:.1%} of a step (root mean square of measured / law - 1);"
         f" wall time / CPU time {result.wall_per_cpu:.2f}"
     )
-    if out is not None:
-        click.echo(f"Calibration: {out}")
 
 
 def _words(estimate: Estimate) -> str:

@@ -13,9 +13,11 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_worker.simulation.calibration import (
+    LEAST_COST_S,
     LEAST_OBSERVATION_S,
     Observation,
     fit,
+    law,
     measure,
     read_costs,
 )
@@ -60,6 +62,33 @@ def test_a_fixed_part_below_nothing_is_none() -> None:
     result = fit(observed(0.0, fixed_s=-0.001))
     assert result.fixed_core_s.value == 0.0
     assert result.per_sample_core_s.value == pytest.approx(SAMPLE_S, rel=0.1)
+
+
+def test_batches_that_cost_no_more_the_larger_they_are_give_no_law() -> None:
+    falling = [
+        Observation(batch, number, 0.1 - 0.0003 * batch, 0.2, 3)
+        for number in range(3)
+        for batch in BATCHES
+    ]
+    with pytest.raises(DataError, match="further apart"):
+        fit(falling)
+
+
+def test_a_recorded_law_always_costs_something() -> None:
+    """As steps of a run may be noisy: those without a law cost what the median did."""
+    batch_N = np.array([10.0, 20.0, 40.0])
+    fixed_s, sample_s = law(batch_N, np.array([0.04, 0.04, 0.02]))
+    assert (fixed_s, sample_s) == (0.0, pytest.approx(0.002))
+    assert law(batch_N, np.full(3, 1e-20)) == (0.0, LEAST_COST_S)
+
+
+def test_one_tiny_step_does_not_bend_the_law_of_a_thousand() -> None:
+    batch_N = np.tile(np.array([16.0, 64.0, 256.0, 64.0]), 250)
+    cost_N = FIXED_S + SAMPLE_S * batch_N
+    cost_N[1] = 1e-7
+    fixed_s, sample_s = law(batch_N, cost_N)
+    assert fixed_s == pytest.approx(FIXED_S, rel=0.15)
+    assert sample_s == pytest.approx(SAMPLE_S, rel=0.15)
 
 
 def test_too_little_to_fit_is_refused() -> None:
@@ -108,6 +137,10 @@ def test_a_calibration_is_read_as_it_was_kept(tmp_path: Path) -> None:
         (
             '{"version": 1, "fixedCoreS": {"value": 0.1}, "perSampleCoreS": {"value": 0}}',
             "perSampleCoreS.value: 0;",
+        ),
+        (
+            '{"version": 1, "fixedCoreS": {"value": 1' + "0" * 400 + "}}",
+            "fixedCoreS.value: 10000",
         ),
         (" " * (1 << 20) + "{}", "larger than"),
     ],

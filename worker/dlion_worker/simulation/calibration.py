@@ -35,6 +35,13 @@ RESAMPLES = 2000
 _LEAST_BATCHES, _LEAST_ROUNDS = 2, 3
 MOST_BYTES = 1 << 20
 
+LEAST_COST_S = 1e-12
+"""Of a sample: a file with less is no calibration."""
+
+MOST_RELATIVE_WEIGHT = 25.0
+"""An observation weighs by 1 / cost^2, as if it had cost at least a fifth of the median: one that
+cost next to nothing is an error of the clock, and no law of all others."""
+
 LEAST_SPREAD_FRACTION = 0.1
 """Of batch sizes, standard deviation over mean: below, a and b cannot be told apart."""
 
@@ -147,6 +154,7 @@ def fit(
 
     Raises:
         ValueError: fewer than two batch sizes or three rounds.
+        DataError: larger batches cost no more than small ones, so that nothing is learnt of b.
     """
     batch_N = np.array([one.batch_size for one in observations], np.float64)
     cost_N = np.array([one.cpu_s for one in observations], np.float64)
@@ -158,6 +166,12 @@ def fit(
     terms_NK = _terms(batch_N, cost_N)
     terms_RK = np.stack([terms_NK[round_N == number].sum(0) for number in rounds])
     (fixed_s,), (sample_s,) = _laws(terms_RK.sum(0)[None])
+    if not sample_s >= LEAST_COST_S:
+        raise DataError(
+            "larger batches cost no more than small ones, so a sample's cost cannot be told (by "
+            f"the law {sample_s:.3g} s). Give batches that are further apart (--batches) and more "
+            "rounds (--rounds), or measure when less else is going on"
+        )
     drawn = np.random.default_rng(0).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     fixed_R, sample_R = _laws(terms_RK[drawn].sum(1))
     residual_N = cost_N / (fixed_s + sample_s * batch_N) - 1
@@ -173,23 +187,29 @@ def fit(
 
 
 def law(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> tuple[float, float]:
-    """a and b of those observations; a is 0 where all batches are (nearly) of one size."""
-    if len(batch_N) and batch_N.std() < LEAST_SPREAD_FRACTION * batch_N.mean():
-        return 0.0, float(np.median(cost_N / batch_N))
-    (fixed_s,), (sample_s,) = _laws(_terms(batch_N, cost_N).sum(0)[None])
-    return float(fixed_s), float(sample_s)
+    """a >= 0 and b > 0 of those observations, of which each cost something.
+
+    a is 0 where all batches are (nearly) of one size, and where larger ones seem to cost no more.
+    """
+    if batch_N.std() >= LEAST_SPREAD_FRACTION * batch_N.mean():
+        (fixed_s,), (sample_s,) = _laws(_terms(batch_N, cost_N).sum(0)[None])
+        if sample_s >= LEAST_COST_S:
+            return float(fixed_s), float(sample_s)
+    return 0.0, max(LEAST_COST_S, float(np.median(cost_N / batch_N)))
 
 
 def _terms(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    weight_N = 1 / cost_N**2
-    columns = [weight_N, weight_N * batch_N, weight_N * batch_N**2, 1 / cost_N, batch_N / cost_N]
+    scale_N = np.maximum(cost_N, np.median(cost_N) / math.sqrt(MOST_RELATIVE_WEIGHT))
+    weight_N = 1 / scale_N**2
+    right_N = weight_N * cost_N
+    columns = [weight_N, weight_N * batch_N, weight_N * batch_N**2, right_N, right_N * batch_N]
     return np.stack(columns, axis=1)
 
 
 def _laws(terms_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """a >= 0 and b with the least sum of ((a + b n) / cost - 1)^2, for sums of observations.
 
-    K: the sums of 1/c^2, n/c^2, n^2/c^2, 1/c and n/c.
+    K: the sums of w, w n, w n^2, w c and w n c, with w = 1/c^2.
     """
     ones, batches, squares, right, right_batches = terms_RK.T
     determinant = ones * squares - batches**2
@@ -222,7 +242,7 @@ def read_costs(path: Path) -> tuple[float, float]:
             raise ValueError(f"version {document.get('version')!r}; allowed: {VERSION}")
         return (
             _value(document, "fixedCoreS", least=0.0),
-            _value(document, "perSampleCoreS", least=1e-12),
+            _value(document, "perSampleCoreS", least=LEAST_COST_S),
         )
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
@@ -237,6 +257,6 @@ def _value(document: Mapping[str, Any], name: str, *, least: float) -> float:
     value = estimate.get("value") if isinstance(estimate, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}.value: not a number")
-    if not (math.isfinite(value) and least <= value <= 1e6):
-        raise ValueError(f"{name}.value: {value}; allowed: {least:g} to 1e6")
+    if not least <= value <= 1e6:  # also nan, and integers beyond any float
+        raise ValueError(f"{name}.value: {f'{value}':.40}; allowed: {least:g} to 1e6")
     return float(value)
