@@ -9,18 +9,17 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from dlion_api.errors import DataError
-from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_cli.figures import NOT_KNOWN, rate, share
+from dlion_cli.finite import FiniteRange
 from dlion_cli.manifests import apply_set, load_manifest, refuse_suspended
+from dlion_cli.recorded_environment import read_environment, read_object, recorded_environment
 from dlion_cli.run import program_root_of
 from dlion_cli.simulate import (
     Asked,
@@ -30,14 +29,12 @@ from dlion_cli.simulate import (
     simulate_into_folder,
 )
 from dlion_worker.results.description import describe_folder
-from dlion_worker.results.environment import environment_report
 from dlion_worker.results.events import BadLine, read_events
-from dlion_worker.results.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
+from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
 from dlion_worker.results.replayed import Figure, figures_of, side_by_side
 from dlion_worker.results.summary import SCHEMA_VERSION
-from dlion_worker.simulation.recorded import Link, Recorded, recorded_plan
+from dlion_worker.simulation.recorded import Recorded, recorded_plan
 
-MOST_BYTES = 64 << 20
 REPLAY = "replay.json"
 
 
@@ -57,7 +54,7 @@ class _Replayed:
     help="A field of the manifest that is to be another, e.g. exchange.policy=full. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--exchange-cost", "exchange_factor", type=click.FloatRange(0, 100), default=1.0,
+    "--exchange-cost", "exchange_factor", type=FiniteRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,
     help="What the exchange takes of the workers' time, relative to what it took in RUN.",
 )  # fmt: skip
@@ -110,11 +107,14 @@ def replay(
     refuse_suspended(job, source)
     refuse_endless(job, source)
     _refuse_other_workers(job, len(about.workers), folder)
-    recorded = _recorded(folder, about.workers)
+    was = load_manifest(dict(about.document), source=source, lines=None)
+    recorded = _recorded(folder, was)
     asked = Asked(
         job=job,
         plan=recorded.plan,
-        environment=environment_report("recorded", notes=[f"replay of {folder.resolve()}"]),
+        environment=recorded_environment(
+            recorded.plan.initial, notes=(f"replay of {folder.resolve()}",)
+        ),
         program_root=program_root_of(job, folder / JOB, None),
         data_root=data_root.resolve(),
         fixed_core_s=recorded.fixed_core_s,
@@ -129,17 +129,18 @@ def replay(
     )
 
 
-def _recorded(folder: Path, workers: tuple[WorkerIdentity, ...]) -> Recorded:
-    """The conditions of that run. Raises: DataError."""
+def _recorded(folder: Path, job: Job) -> Recorded:
+    """The conditions of that run, whose manifest was `job`. Raises: DataError."""
     bad_lines: list[BadLine] = []
-    figures = _environment_figures(folder)
-    recorded = recorded_plan(
-        read_events(folder / EVENTS, bad_lines.append),
-        workers,
-        latency_s=_latencies(figures),
-        has_quotas=any(figure.get("quantity") == "CPU quota" for figure in figures),
-        source=str(folder),
-    )
+    environment = read_environment(folder)
+    with Console(stderr=True).status(f"reading {folder}"):
+        recorded = recorded_plan(
+            read_events(folder / EVENTS, bad_lines.append),
+            job.workers(),
+            latencies=environment.latencies(job),
+            has_quotas=environment.has_quotas,
+            source=str(folder),
+        )
     if bad_lines:
         click.echo(f"dlion: {len(bad_lines)} lines of {folder / EVENTS} cannot be read", err=True)
     return recorded
@@ -150,7 +151,7 @@ def _refuse_other_version(folder: Path) -> None:
     path = folder / SUMMARY
     if not path.exists():
         return  # still going on, or broken off: the records tell all the same
-    document = _read(path, json.loads)
+    document = read_object(path, json.loads)
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise DataError(
@@ -165,39 +166,6 @@ def _refuse_other_workers(job: Job, count: int, folder: Path) -> None:
             f"--set makes {len(job.workers())} workers of the {count} in {folder}: nothing is "
             "known of others' speeds and links. Keep the workers, or use dlion simulate"
         )
-
-
-def _environment_figures(folder: Path) -> list[dict[str, Any]]:
-    """What was measured of the run's environment; nothing where it had none."""
-    path = folder / ENVIRONMENT
-    if not path.exists():
-        return []
-    figures = _read(path, yaml.safe_load).get("figures")
-    return [f for f in figures if isinstance(f, dict)] if isinstance(figures, list) else []
-
-
-def _latencies(figures: list[dict[str, Any]]) -> dict[Link, float]:
-    """One way, of each link that has one, in seconds."""
-    found: dict[Link, float] = {}
-    for figure in figures:
-        if figure.get("quantity") != "latency, one way":
-            continue
-        measured, rank, peer = (figure.get(name) for name in ("measured", "rank", "peer"))
-        value = figure.get("requested") if measured is None else measured
-        if isinstance(rank, int) and isinstance(peer, int) and isinstance(value, int | float):
-            found[Rank(rank), Rank(peer)] = min(max(0.0, value / 1000), 10.0)
-    return found
-
-
-def _read(path: Path, parse: Any) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            document = parse(file.read(MOST_BYTES))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path}: cannot be read: no object in it")
-    return document
 
 
 def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:

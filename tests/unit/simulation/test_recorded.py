@@ -15,7 +15,13 @@ from dlion_api.progress import DirectiveRecord, EventRecord, ProgressRecord, Ste
 from dlion_api.spec import load_job
 from dlion_worker.environments.plan import Conditions
 from dlion_worker.simulation.network import WIRE_EFFICIENCY
-from dlion_worker.simulation.recorded import CHANGE_FRACTION, WINDOW_S, Recorded, recorded_plan
+from dlion_worker.simulation.recorded import (
+    CHANGE_FRACTION,
+    WINDOW_S,
+    Latencies,
+    Recorded,
+    recorded_plan,
+)
 from local_run import job_document
 
 BEGAN_S = 10.0
@@ -42,11 +48,15 @@ def started() -> list[ProgressRecord]:
 
 
 def plan_of(
-    records: list[ProgressRecord], workers: int = 2, *, has_quotas: bool = False
+    records: list[ProgressRecord],
+    workers: int = 2,
+    *,
+    has_quotas: bool = False,
+    latencies: Latencies = ((0.0, {}),),
 ) -> Recorded:
     job = load_job(job_document(workers), source="test")
     return recorded_plan(
-        records, job.workers(), latency_s={}, has_quotas=has_quotas, source="runs/a"
+        records, job.workers(), latencies=latencies, has_quotas=has_quotas, source="runs/a"
     )
 
 
@@ -135,6 +145,16 @@ def test_a_change_is_there_from_its_window_on_and_counted_from_the_first_step() 
     assert carries(after, 0, 1) == pytest.approx(0.25e6)
     assert recorded.unknown_links == ((1, 0),)
     assert carries(after, 1, 0) == float("inf")
+
+
+def test_latencies_change_when_the_environment_did() -> None:
+    link = (Rank(0), Rank(1))
+    recorded = plan_of(steady(), latencies=[(0.0, {link: 0.05}), (3.0, {link: 0.2})])
+    (change,) = recorded.plan.changes
+    assert change.time_s == 3.0
+    found = [one.worker(Rank(0)).latency_s for one in (recorded.plan.initial, change.conditions)]
+    assert found == [{1: 0.05}, {1: 0.2}]
+    assert not recorded.plan.initial.worker(Rank(1)).latency_s
 
 
 def test_small_changes_are_none() -> None:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -40,7 +42,12 @@ WINDOW_S = 2.0
 CHANGE_FRACTION = 0.02
 """Smaller changes of a speed or a rate are none, so that a steady run has few conditions."""
 
+_Value = TypeVar("_Value")
+
 Link = tuple["Rank", "Rank"]
+
+Latencies: TypeAlias = "Sequence[tuple[float, Mapping[Link, float]]]"
+"""(seconds after the first step, what each link has from then on), in order; from 0 s on."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,13 @@ def recorded_plan(
     records: Iterable[ProgressRecord],
     workers: Sequence[WorkerIdentity],
     *,
-    latency_s: Mapping[Link, float],
+    latencies: Latencies,
     has_quotas: bool,
     source: str,
 ) -> Recorded:
     """The plan of a run out of its records.
 
-    `latency_s`: one way, of links that have any. `has_quotas`: a quota held the workers.
+    `latencies`: one way, in seconds. `has_quotas`: a quota held the workers.
     Raises: DataError where workers have no steps, naming `source`.
     """
     seen, ranks = _Seen(), {worker.rank for worker in workers}
@@ -113,7 +120,8 @@ def recorded_plan(
                 rates[directive.rank, peer].append((directive.time_s, rate))
     began_s = min(seen.starts, default=0.0)
     links = [(a.rank, b.rank) for a in workers for b in workers if a.rank != b.rank]
-    initial, changes = _from(_timeline(workers, speeds.cores, rates, latency_s), began_s)
+    moved = [(began_s + time_s if time_s else 0.0, found) for time_s, found in latencies]
+    initial, changes = _from(_timeline(workers, speeds.cores, rates, moved), began_s)
     return Recorded(
         plan=Plan(
             environment="recorded",
@@ -187,45 +195,49 @@ def _rates_of(steps: Sequence[StepRecord]) -> list[tuple[float, float]]:
     return [(window * WINDOW_S, samples[window] / compute_s[window]) for window in sorted(samples)]
 
 
-def _at(steps: Sequence[tuple[float, float]], time_s: float) -> float:
+def _at(steps: Sequence[tuple[float, _Value]], time_s: float) -> _Value:
     """The value at that time; before the first, the first."""
-    value = steps[0][1]
-    for from_s, following in steps:
-        if from_s > time_s:
-            break
-        value = following
-    return value
+    return steps[max(0, bisect_right(steps, time_s, key=itemgetter(0)) - 1)][1]
 
 
 def _timeline(
     workers: Sequence[WorkerIdentity],
     speeds: Mapping[Rank, Sequence[tuple[float, float]]],
     rates: Mapping[Link, Sequence[tuple[float, float]]],
-    latency_s: Mapping[Link, float],
+    latencies: Latencies,
 ) -> list[tuple[float, Conditions]]:
-    """Conditions at every moment (whole windows) at which a speed or a rate changes."""
+    """Conditions at every moment (whole windows) at which a speed, rate or latency changes."""
     coarse = {link: _coarse(found) for link, found in rates.items()}
-    times = {0.0}
+    own: dict[Rank, list[tuple[Rank, list[tuple[float, float]]]]] = defaultdict(list)
+    for (rank, peer), found in sorted(coarse.items()):
+        own[rank].append((peer, found))
+    times = {time_s for time_s, _ in latencies} | {0.0}
     for steps in itertools.chain(speeds.values(), coarse.values()):
         times |= {time_s for time_s, _ in steps}
+    by_sender = [(time_s, _by_sender(latency_s)) for time_s, latency_s in latencies]
     made = []
     for time_s in sorted(times):
-        conditions = []
-        for worker in workers:
-            own = [(peer, found) for (rank, peer), found in coarse.items() if rank == worker.rank]
-            pipes = [
-                Pipe(frozenset({peer}), _at(found, time_s) / WIRE_EFFICIENCY)
-                for peer, found in sorted(own)
-            ]
-            conditions.append(
-                WorkerConditions(
-                    rank=worker.rank,
-                    quota_cores=_at(speeds[worker.rank], time_s),
-                    uplink=tuple(pipes),
-                    latency_s={p: s for (r, p), s in latency_s.items() if r == worker.rank},
-                )
+        latency_s = _at(by_sender, time_s)
+        conditions = [
+            WorkerConditions(
+                rank=worker.rank,
+                quota_cores=_at(speeds[worker.rank], time_s),
+                uplink=tuple(
+                    Pipe(frozenset({peer}), _at(found, time_s) / WIRE_EFFICIENCY)
+                    for peer, found in own[worker.rank]
+                ),
+                latency_s=latency_s.get(worker.rank, {}),
             )
+            for worker in workers
+        ]
         made.append((time_s, Conditions(tuple(conditions))))
+    return made
+
+
+def _by_sender(latency_s: Mapping[Link, float]) -> dict[Rank, dict[Rank, float]]:
+    made: dict[Rank, dict[Rank, float]] = defaultdict(dict)
+    for (rank, peer), seconds in latency_s.items():
+        made[rank][peer] = seconds
     return made
 
 

@@ -1,0 +1,96 @@
+"""What a replay takes from `environment.yaml`, as the runner and the simulator write that file.
+
+Left out: replays (tests/local/test_replay.py), and that relays and namespaces do impose what they
+say (tests/local/test_network_relay.py, test_network_namespaces.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_api.document import to_document
+from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_cli.recorded_environment import read_environment, recorded_environment
+from dlion_worker.environments import Plan, load_environment
+from dlion_worker.local.measuring import Comparison, Quantity, latencies_not_imposed
+from dlion_worker.results.environment import (
+    EnvironmentReport,
+    environment_document,
+    environment_report,
+)
+from local_run import job_document
+
+ENVIRONMENT = load_environment("intercontinental")
+JOB: Job = load_job(job_document({"a": 2, "b": 2, "c": 2}), source="test")
+FAR_S = 0.039
+FAR = {(a, b): FAR_S for a in range(6) for b in range(6) if a // 2 != b // 2}
+
+
+def plan() -> Plan:
+    return ENVIRONMENT.plan(JOB.workers(), machine_cores=None)
+
+
+def written(folder: Path, report: EnvironmentReport) -> Path:
+    """As `ResultFolder.write_environment`."""
+    (folder / "environment.yaml").write_text(yaml.safe_dump(environment_document(report)))
+    return folder
+
+
+def of_run(*comparisons: Comparison) -> EnvironmentReport:
+    """What `dlion run` keeps of that environment."""
+    return environment_report(ENVIRONMENT.name, comparisons, document=to_document(ENVIRONMENT))
+
+
+def a_link_rate() -> Comparison:
+    return Comparison(Quantity.LINK_RATE, Rank(0), Rank(1), 125e6, 120e6, "")
+
+
+def test_a_relay_and_a_simulation_had_the_latencies_of_the_file(tmp_path: Path) -> None:
+    """Neither writes a figure of them."""
+    for report in (of_run(a_link_rate()), of_run()):
+        assert read_environment(written(tmp_path, report)).latencies(JOB) == [(0.0, FAR)]
+
+
+def test_namespaces_had_none(tmp_path: Path) -> None:
+    not_imposed = latencies_not_imposed(plan())
+    assert len(not_imposed) == len(FAR)
+    folder = written(tmp_path, of_run(a_link_rate(), *not_imposed))
+    assert read_environment(folder).latencies(JOB) == [(0.0, {})]
+
+
+def test_a_replay_had_what_it_says(tmp_path: Path) -> None:
+    folder = written(tmp_path, recorded_environment(plan().initial, ("replay of runs/a",)))
+    ((_, found),) = read_environment(folder).latencies(JOB)
+    assert found == pytest.approx(FAR)
+
+
+def test_without_a_file_there_is_no_latency_and_no_quota(tmp_path: Path) -> None:
+    none = read_environment(tmp_path)
+    assert (none.latencies(JOB), none.has_quotas) == ([(0.0, {})], False)
+    quota = Comparison(Quantity.QUOTA, Rank(0), None, 1.0, 0.9, "")
+    assert read_environment(written(tmp_path, of_run(quota))).has_quotas
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "figures: !!bool x",
+        "figures: !!timestamp x",
+        "[" * 5000,
+        "- 1",
+        "figures: [{quantity: 'latency, one way', rank: 0, peer: 1, measured: 1" + "0" * 400 + "}]",
+        "figures: [{quantity: 'latency, one way', rank: 0, peer: 1, measured: .nan}]",
+        "figures: [{quantity: 'latency, one way', rank: 0, peer: 1, measured: -3}]",
+        "figures: [{quantity: 'latency, one way', rank: 0, peer: 1, measured: [1]}]",
+    ],
+)
+def test_a_broken_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "environment.yaml").write_text(text)
+    with pytest.raises(DataError, match=r"environment\.yaml") as caught:
+        read_environment(tmp_path).latencies(JOB)
+    assert len(str(caught.value)) < 1000
