@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.authority import Authority, Tokens
@@ -54,6 +54,11 @@ class LocalCoordinator:
         """Tells every worker to finish its iteration and end the run."""
         if self._thread is not None:
             self._thread.stop(reason)
+
+    def lost(self, rank: Rank) -> None:
+        """That worker never comes back: the target is judged on the others."""
+        if reason := self._target.left(rank):
+            self.request_stop(reason)
 
     def close(self) -> None:
         """Closes the port and ends the thread; nothing is asked of it any more."""

@@ -5,10 +5,11 @@ Joins the simulation, the judge of the target, the result folder and the termina
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli.ending import finish_broken, report_in_time
+from dlion_cli.finite import FiniteRange
 from dlion_cli.interruption import Interruption, interruptible
 from dlion_cli.live_view import LiveView
 from dlion_cli.manifests import apply_set, load_manifest, read_document, refuse_suspended
@@ -40,6 +42,14 @@ SIMULATION = "simulation.json"
 
 
 @dataclass(frozen=True)
+class CalibrationFile:
+    """Where the costs of a step came from, and exactly which file that was."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Simulated:
     """What `simulation.json` says: where and how a run was simulated."""
 
@@ -48,6 +58,11 @@ class Simulated:
     virtual_seconds: float
     wall_seconds: float
     trace_hash: str
+    samples_per_s_per_core: float
+    """The environment's, or the calibration's in its place."""
+    fixed_core_s: float
+    exchange_core_s: float
+    calibration: CalibrationFile | None
 
     def document(self) -> dict[str, object]:
         """As JSON."""
@@ -57,6 +72,10 @@ class Simulated:
             "virtualSeconds": self.virtual_seconds,
             "wallSeconds": self.wall_seconds,
             "traceHash": self.trace_hash,
+            "samplesPerSPerCore": self.samples_per_s_per_core,
+            "fixedCoreS": self.fixed_core_s,
+            "exchangeCoreS": self.exchange_core_s,
+            "calibration": None if self.calibration is None else asdict(self.calibration),
         }
 
 
@@ -75,6 +94,7 @@ class Asked:
     with_report: bool
     output: str
     exchange_core_s: float = 0.0
+    calibration: CalibrationFile | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +122,7 @@ Show = Callable[[Asked, Finished], None]
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="In place of trainer.seed.")
 @click.option(
-    "--step-overhead", "fixed_core_s", type=click.FloatRange(0, 1000), metavar="SECONDS",
+    "--step-overhead", "fixed_core_s", type=FiniteRange(0, 1000), metavar="SECONDS",
     help="What a step costs beside its samples, in seconds of one of the environment's cores. "
     "Default: 0, or the calibration's.",
 )  # fmt: skip
@@ -164,12 +184,16 @@ def simulate(
     refuse_endless(job, str(file))
     loaded = load_environment(environment)
     plan = loaded.plan(
-        job.workers(), machine_cores=None, duration_s=job.spec.trainer.stop.max_seconds
+        job.workers(),
+        machine_cores=None,
+        duration_s=job.spec.trainer.stop.max_seconds,
+        source=str(file),
     )
     loaded.check(job, source=str(file))
     tell_unreached(loaded, job.spec.trainer.stop.max_seconds)
+    measured = None
     if calibration is not None:
-        plan, fixed_core_s = _calibrated(plan, calibration, fixed_core_s)
+        plan, fixed_core_s, measured = _calibrated(plan, calibration, fixed_core_s)
     asked = Asked(
         job=job,
         plan=plan,
@@ -181,15 +205,19 @@ def simulate(
         out=out,
         with_report=not no_report,
         output=output,
+        calibration=measured,
     )
     return simulate_into_folder(asked, show)
 
 
-def _calibrated(plan: Plan, path: Path, fixed_core_s: float | None) -> tuple[Plan, float]:
+def _calibrated(
+    plan: Plan, path: Path, fixed_core_s: float | None
+) -> tuple[Plan, float, CalibrationFile]:
     """The plan with measured costs; a fixed part that was given counts all the same."""
     measured_s, per_sample_s = read_costs(path)
     plan = replace(plan, samples_per_s_per_core=1.0 / per_sample_s)
-    return plan, measured_s if fixed_core_s is None else fixed_core_s
+    about = CalibrationFile(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    return plan, measured_s if fixed_core_s is None else fixed_core_s, about
 
 
 def simulate_into_folder(asked: Asked, show: Show) -> int:
@@ -267,6 +295,7 @@ def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[
             program_root=asked.program_root,
             on_record=take,
             judge=target.take,
+            lost=target.left,
             fixed_core_s=asked.fixed_core_s,
             exchange_core_s=asked.exchange_core_s,
             thread_count=asked.thread_count,
@@ -277,6 +306,10 @@ def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[
         virtual_seconds=outcome.virtual_s,
         wall_seconds=round(outcome.wall_s, 3),
         trace_hash=outcome.trace_hash,
+        samples_per_s_per_core=plan.samples_per_s_per_core,
+        fixed_core_s=asked.fixed_core_s,
+        exchange_core_s=asked.exchange_core_s,
+        calibration=asked.calibration,
     )
     return simulated, outcome.stop_reason
 

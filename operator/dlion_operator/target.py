@@ -19,15 +19,21 @@ class TargetWatch:
         self._ranks = frozenset(ranks)
         self._accuracy: dict[Rank, float] = {}
 
-    def left(self, rank: Rank) -> None:
-        """That replica no longer counts: it is lost for good."""
+    def left(self, rank: Rank) -> str | None:
+        """That replica no longer counts: it is lost for good. As `take`, of those who are left."""
         self._ranks -= {rank}
+        return self._reached()
 
     def take(self, record: EvaluationRecord) -> str | None:
         """Why the run is over, once the mean over all replicas has reached the target."""
-        if record.final or self._target is None:
+        if record.final:
             return None
         self._accuracy[record.rank] = record.accuracy
+        return self._reached()
+
+    def _reached(self) -> str | None:
+        if self._target is None:
+            return None
         known = [self._accuracy[rank] for rank in self._ranks if rank in self._accuracy]
         if len(known) < len(self._ranks) or not known:
             return None

@@ -5,6 +5,7 @@ Left out: the fit itself (tests/unit/simulation/test_calibration.py).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) ->
     done = command(*flags, "--calibration", str(costs), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
+    told = summary["simulation"]
+    assert told == json.loads((tmp_path / "out" / "simulation.json").read_text())
+    assert told["samplesPerSPerCore"] == pytest.approx(1 / sample["value"])
+    assert (told["fixedCoreS"], told["exchangeCoreS"]) == (fixed["value"], 0.0)
+    digest = hashlib.sha256(costs.read_bytes()).hexdigest()
+    assert told["calibration"] == {"path": str(costs), "sha256": digest}
     # 60 samples a step on each worker; the first to be done has 4 cores.
     expected_s = 3 * (fixed["value"] + 60 * sample["value"]) / 4
     assert summary["simulation"]["virtualSeconds"] >= expected_s * 0.999
@@ -66,6 +73,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         (("calibrate", "--batches", "a,b"), "not whole numbers"),
         (("calibrate", "--set", "seed=1"), "give its FILE"),
         (("calibrate", str(DIGITS), "--builtin", "cipher"), "without a FILE"),
+        (("calibrate", "--out", str(tmp_path / "absent" / "costs.json")), "there is no folder"),
+        ((*flags, "--step-overhead", "nan"), "no finite number"),
     ):
         done = command(*words)
         assert done.returncode == ExitCode.USAGE, words

@@ -42,3 +42,18 @@ def test_an_action_may_make_appointments_and_none_lies_in_the_past() -> None:
     clock.after(1.0, lambda: clock.after(-5.0, lambda: seen.append(clock.now_s)))
     run(clock)
     assert seen == [1.0]
+
+
+def test_what_is_left_to_happen_may_be_one_appointment_alone() -> None:
+    clock = VirtualClock()
+    end = clock.after(9.0, lambda: None)
+    assert clock.has_only(end)
+    before, behind = clock.after(1.0, lambda: None), clock.after(10.0, lambda: None)
+    assert not clock.has_only(end)
+    before.cancel()
+    assert not clock.has_only(end)
+    behind.cancel()
+    assert clock.has_only(end)
+    assert not clock.has_only(None)
+    end.cancel()
+    assert clock.has_only(None)

@@ -72,6 +72,10 @@ class Coordinator(Protocol):
         """Tells every worker to finish its iteration and end the run."""
         ...
 
+    def lost(self, rank: Rank) -> None:
+        """That worker never comes back."""
+        ...
+
     def take(self, record: ProgressRecord) -> None:
         """Takes a record that came by another way than a worker's report."""
         ...
@@ -317,6 +321,7 @@ class LocalRunner:
         failure = Failure(ExitCode(code) if known else ExitCode.FAILED, last_words(log))
         self._failed[rank] = failure
         self._tell(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
+        self._coordinator.lost(rank)
         if self._fatal is None and (reason := self._why_over()):
             self._fatal = failure.code
             self._coordinator.request_stop(f"worker {rank} has failed, and {reason}")

@@ -36,7 +36,7 @@ class RunFigures:
     accuracy: float | None
     time_to_s: dict[float, float | None]
     bytes_per_step: dict[tuple[int, int], float]
-    """By (sender, receiver): of the sender's steps."""
+    """By (sender, receiver): of the sender's steps as far as its links were reported."""
     batch: dict[int, float]
     """Mean local batch size by rank."""
 
@@ -69,6 +69,7 @@ def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunF
     steps: dict[int, int] = defaultdict(int)
     samples: dict[int, int] = defaultdict(int)
     sent: dict[tuple[int, int], int] = defaultdict(int)
+    counted: dict[tuple[int, int], int] = {}  # a run that was broken off did not report its last
     curves: dict[int, list[tuple[float, float]]] = {rank: [] for rank in ranks}
     for record in records:
         if isinstance(record, StepRecord):
@@ -76,7 +77,9 @@ def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunF
             samples[record.rank] += record.local_batch_size
             last_s = max(last_s, record.time_s)
         elif isinstance(record, LinkRecord):
-            sent[record.rank, record.peer] += record.sent_bytes
+            link = (record.rank, record.peer)
+            sent[link] += record.sent_bytes
+            counted[link] = steps[record.rank]
         elif isinstance(record, EvaluationRecord) and record.rank in curves:
             curves[record.rank].append((record.time_s, record.accuracy))
         elif isinstance(record, EventRecord) and record.reason == EventReason.TRAINING_STARTED:
@@ -90,7 +93,7 @@ def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunF
         steps_per_s=sum(steps.values()) / len(ranks) / seconds if seconds else 0.0,
         accuracy=float(mean[-1, 1]) if len(mean) else None,
         time_to_s={level: None if t is None else t - began_s for level, t in reached.items()},
-        bytes_per_step={link: sent[link] / steps[link[0]] for link in sent if steps[link[0]]},
+        bytes_per_step={link: sent[link] / count for link, count in counted.items() if count},
         batch={rank: samples[rank] / steps[rank] for rank in ranks if steps[rank]},
     )
 

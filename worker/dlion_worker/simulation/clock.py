@@ -50,6 +50,14 @@ class VirtualClock:
         heapq.heappush(self._due, appointment)
         return appointment
 
+    def has_only(self, appointment: Appointment | None) -> bool:
+        """Whether that appointment, or nothing at all, is what is left to happen."""
+        while self._due and self._due[0].action is None:
+            heapq.heappop(self._due)
+        if self._due and self._due[0] is not appointment:
+            return False
+        return all(other is appointment or other.action is None for other in self._due)
+
     def advance(self) -> bool:
         """Carries out the next appointment; False: there is none."""
         while self._due:

@@ -50,13 +50,14 @@ class Roster:
         *,
         build: Callable[[WorkerIdentity, int], VirtualWorker],
         stopped: Callable[[str], None],
+        lost: Callable[[Rank], str | None],
     ) -> None:
         """`build(identity, incarnation)`: a worker without links. `stopped`: the run is over, and
-        why."""
+        why. `lost`, told of a worker that never comes back, says why the run is over."""
         self._job, self._plan = job, plan
         self._clock, self._network = clock, network
         self._conditions = plan.initial
-        self._build, self._stopped = build, stopped
+        self._build, self._stopped, self._lost = build, stopped, lost
         self.workers: dict[Rank, VirtualWorker] = {}
         """All that have ever come, in order of rank."""
         self._members: dict[Rank, Member] = {}
@@ -162,6 +163,8 @@ class Roster:
             self._lost_for_good.add(rank)
             if why := self._why_over():
                 self._stopped(f"worker {rank} is gone for good, and {why}")
+            elif reason := self._lost(rank):
+                self._stopped(reason)
 
     def _why_over(self) -> str:
         """Why the run cannot go on without those who never come back; empty: it can."""

@@ -78,16 +78,17 @@ class Simulation:
         judge: Callable[[EvaluationRecord], str | None],
         fixed_core_s: float = 0.0,
         exchange_core_s: float = 0.0,
+        lost: Callable[[Rank], str | None] = lambda _rank: None,
         thread_count: int | None = None,
     ) -> None:
-        """`judge` says why the run is over, given one replica's accuracy. `fixed_core_s`: what a
-        step costs beside its samples, `exchange_core_s`: and beside computing. `thread_count`:
-        gradients computed at a time (default: the machine's cores); it changes nothing but how
-        long the simulation takes."""
+        """`judge` says why the run is over, given one replica's accuracy, and `lost`, told of a
+        worker that never comes back. `fixed_core_s`: what a step costs beside its samples,
+        `exchange_core_s`: and beside computing. `thread_count`: gradients computed at a time
+        (default: the machine's cores); it changes nothing but how long the simulation takes."""
         self._job, self._plan = job, plan
         self._results_dir, self._data_root = results_dir, data_root
         self._program_root = program_root
-        self._judge = judge
+        self._judge, self._lost = judge, lost
         self._trace = Trace(on_record)
         self._clock = VirtualClock()
         self._network = Network(self._clock, plan.initial)
@@ -101,7 +102,11 @@ class Simulation:
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = ""
+        self._last_s = 0.0
+        """When the last worker did something, once the run is to end."""
+        self._standing: list[Phase] = []
         self._ended_s: float | None = None
+        self._over: Appointment | None = None
         self._to_come: list[Appointment] = []
 
     def run(self) -> SimulationOutcome:
@@ -111,19 +116,21 @@ class Simulation:
         """
         began_s = time.monotonic()
         threads.configure(1.0)
-        with ThreadPoolExecutor(self._thread_count, "gradient") as executor:
+        executor = ThreadPoolExecutor(self._thread_count, "gradient")
+        try:
             self._put_together(executor)
             self._start()
-            while not self._all_stopped() and self._clock.advance():
-                self._note_the_end()
-            if not self._stop_reason:
-                raise UnavailableError(self._deadlock())
-            virtual_s = self._now_s()
+            self._train()
+            virtual_s = self._ended_s = max(self._last_s, self._trace.latest_s)
             inside = self._roster.inside
+            for worker in inside.values():
+                worker.report_links(now=True)
             VirtualFinale(self._job, inside, self._evaluator, executor).run(
                 ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
             )
             self._evaluator.close()
+        finally:
+            executor.shutdown(cancel_futures=True)  # where it broke off, nobody takes them
         for worker in inside.values():
             self._trace.weights(worker.parts.replica.model.weights_D)
         return SimulationOutcome(
@@ -132,6 +139,16 @@ class Simulation:
             time.monotonic() - began_s,
             self._trace.hexdigest(),
         )
+
+    def _train(self) -> None:
+        """Until all have stopped. Raises: UnavailableError where nobody can go on before that."""
+        while not self._all_stopped():
+            # `maxSeconds` alone would end a run in which nothing can happen: that is no success.
+            if not self._stop_reason and self._clock.has_only(self._over):
+                raise UnavailableError(self._deadlock())
+            if not self._clock.advance():
+                return
+            self._note_the_end()
 
     # ---- putting together ----------------------------------------------------------------------
 
@@ -150,6 +167,7 @@ class Simulation:
             self._network,
             build=self._worker,
             stopped=self._stop,
+            lost=self._lost,
         )
         self._around = Surroundings(
             self._clock,
@@ -266,7 +284,8 @@ class Simulation:
         self._to_come += self._roster.appointments()
         if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
             over = partial(self._stop, f"maxSeconds {most_s:g} reached")
-            self._to_come.append(self._clock.after(most_s, over))
+            self._over = self._clock.after(most_s, over)
+            self._to_come.append(self._over)
         for worker in self._roster.workers.values():
             worker.begin_step()
 
@@ -303,15 +322,17 @@ class Simulation:
             appointment.cancel()
 
     def _now_s(self) -> float:
-        """Virtual time; at the end, when the last worker did something."""
+        """Virtual time; when all is over, when the last worker did something."""
         return self._clock.now_s if self._ended_s is None else self._ended_s
 
     def _note_the_end(self) -> None:
-        """After the stop nobody begins anything: what is under way takes no time of the run."""
-        if not self._stop_reason or self._ended_s is not None:
+        """After the stop nobody begins anything: the run lasts until the last one has finished the
+        step under way. What is then still on links takes no time of it."""
+        if not self._stop_reason:
             return
-        if all(w.phase is not Phase.COMPUTING for w in self._roster.workers.values()):
-            self._ended_s = self._clock.now_s
+        standing = [worker.phase for worker in self._roster.workers.values()]
+        if standing != self._standing:
+            self._standing, self._last_s = standing, self._clock.now_s
 
     def _deadlock(self) -> str:
         who = "; ".join(

@@ -25,11 +25,14 @@ class Trace:
     def __init__(self, on_record: Callable[[ProgressRecord], None]) -> None:
         self._on_record = on_record
         self._hash = hashlib.blake2b(digest_size=16)
+        self.latest_s = 0.0
+        """Virtual time of the latest record."""
 
     def take(self, records: Iterable[ProgressRecord]) -> None:
         """Takes records in order."""
         for record in records:
             self._hash.update(record_to_json(record).encode())
+            self.latest_s = max(self.latest_s, record.time_s)
             self._on_record(record)
 
     def weights(self, weights_D: Flat) -> None:

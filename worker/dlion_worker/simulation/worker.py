@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from dlion_worker.training.model import StepResult
 
 
+LEAST_STEP_S = 1e-9
+"""Of virtual time: a step that took none would never bring the run to its end."""
+
+
 class Phase(Enum):
     """Where a worker stands."""
 
@@ -213,7 +217,7 @@ class VirtualWorker:
         return self.parts.machine.waiting_for()
 
     def _schedule(self) -> None:
-        seconds = max(0.0, self._left_core_s) / self.parts.units
+        seconds = max(LEAST_STEP_S, self._left_core_s / self.parts.units)
         self._due = self._around.clock.after(seconds, self._step_done)
 
     def _step_done(self) -> None:
@@ -330,9 +334,13 @@ class VirtualWorker:
                 samples=self.progress.own_samples,
             )
         )
-        states = {peer: link.state() for peer, link in parts.links.items()}
-        parts.reporter.links(states, self._directive, self.progress.iteration)
+        self.report_links()
         self._tell_sidecar(wall_s, cpu_s, waited_s)
+
+    def report_links(self, *, now: bool = False) -> None:
+        """What has been sent, where it is due or at the end of the run."""
+        states = {peer: link.state() for peer, link in self.parts.links.items()}
+        self.parts.reporter.links(states, self._directive, self.progress.iteration, now=now)
 
     # ---- the sidecar ---------------------------------------------------------------------------
 

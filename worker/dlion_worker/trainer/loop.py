@@ -305,8 +305,13 @@ class TrainingLoop:
             )
         )
         self._refusals.report(parts.inbox.take_refusals(), self.progress.iteration)
-        parts.reporter.links(parts.exchange.link_states(), self._directive, self.progress.iteration)
+        self.report_links()
         self._tell_sidecar(wall_s, cpu_s)
+
+    def report_links(self, *, now: bool = False) -> None:
+        """What has been sent, where it is due or at the end of the run."""
+        states, iteration = self._parts.exchange.link_states(), self.progress.iteration
+        self._parts.reporter.links(states, self._directive, iteration, now=now)
 
     def _tell_sidecar(self, wall_s: float, cpu_s: float) -> None:
         """Deliveries first: the timing closes the iteration that they belong to."""

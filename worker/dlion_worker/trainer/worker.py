@@ -310,6 +310,7 @@ class Worker:
             after_step=self._after_step,
         )
         self._companions.start()
+        self._loop = loop
         return loop.run()
 
     def _is_interrupted(self) -> bool:
@@ -371,6 +372,7 @@ class Worker:
         self._evaluator.close()
         final = self._evaluator.evaluate_all(self._tag())
         self._reporter.evaluation(final, final=True)
+        self._loop.report_links(now=True)  # before peers leave, and their links with them
         finale = Finale(
             job=self._job,
             rank=self._rank,
@@ -386,6 +388,7 @@ class Worker:
             self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration
         )
         finale.run(own, results_dir=Path(self._config.results_dir), stop_reason=reason)
+        self._loop.report_links(now=True)  # peers that took longer have had it all by now
 
     def _accuracy_of(self, state: WorkerState) -> float:
         snapshot = self._replica.snapshot_of(state)

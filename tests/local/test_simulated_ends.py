@@ -1,0 +1,153 @@
+"""How simulated runs end: by their target, by steps under way, stuck, and by Ctrl-C.
+
+Proves: the target is judged on those who can still come; the run is as long as its last step;
+links are reported to the last byte; a run in which nothing can happen any more is no success; an
+interruption waits for no gradient that has not begun. Left out: crashes and cuts themselves
+(test_simulated_faults.py).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
+
+from dlion_api.exit_codes import ExitCode
+from local_run import blobs, job_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP_S, LATENCY_S = 0.5, 0.1
+
+
+def settings(stop: dict[str, Any], every_samples: int = 100_000) -> dict[str, Any]:
+    """Half a second a step for all in lock step."""
+    return {
+        "trainer.stop": stop,
+        "trainer.evaluation.everySamples": every_samples,
+        "batching": {"policy": "even", "globalBatchSize": {"initial": 80, "growth": False}},
+        "knowledgeTransfer.policy": "none",
+        "exchange.policy": "full",
+        "exchange.codec": "float32",
+        "synchronization.mode": "synchronous",
+    }
+
+
+def one_is_slower() -> dict[str, Any]:
+    return four_workers(
+        workers=[
+            {"count": 3, "cores": 4, "mbitPerS": 100},
+            {"count": 1, "cores": 2, "mbitPerS": 100},
+        ],
+        betweenSites={"latencyMs": LATENCY_S * 1000},
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
+    gone = four_workers(absences=[{"worker": 1, "leaves": {"seconds": STEP_S / 2}}])
+    target = {"targetAccuracy": 0.3, "maxSeconds": 60}
+    cases = {
+        "target": Case(gone, settings(target, every_samples=40)),
+        "short": Case(four_workers(), settings({"maxSteps": 4})),
+        "long": Case(four_workers(), settings({"maxSteps": 9})),
+        "far": Case(one_is_slower(), settings({"maxSteps": 5})),
+    }
+    return simulate_all(tmp_path_factory.mktemp("ends"), cases)
+
+
+def test_the_target_is_judged_without_a_worker_that_never_comes_back(
+    runs: dict[str, Simulated],
+) -> None:
+    """It died in its first step: no evaluation of it will ever come."""
+    reason = runs["target"].summary["ending"]["stop_reason"]
+    assert reason.startswith("targetAccuracy 0.3 reached: mean over 3 replicas")
+
+
+def test_links_are_reported_to_the_last_byte(runs: dict[str, Simulated]) -> None:
+    """However the end falls into the second between two reports."""
+    short, long = runs["short"], runs["long"]
+    assert (len(short.steps[0]), len(long.steps[0])) == (4, 9)
+    for sender, receiver in ((0, 1), (2, 3)):
+        sent = short.sent_bytes(sender, receiver) / 4
+        assert sent == long.sent_bytes(sender, receiver) / 9 > 0
+
+
+def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:
+    """The slowest has all it needs when its own step is done; the others, who compute no more, wait
+    for its gradient."""
+    run = runs["far"]
+    (stopped,) = run.events("TrainingStopped")
+    last_s = max(step["time_s"] for steps in run.steps.values() for step in steps)
+    assert last_s >= stopped["time_s"] + LATENCY_S
+    assert run.summary["time_s"] == last_s
+    assert max(record["time_s"] for record in run.records) == last_s
+
+
+def dlion(tmp_path: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
+    path = tmp_path / "environment.yaml"
+    path.write_text(yaml.safe_dump(environment))
+    return [
+        sys.executable, "-m", "dlion_cli", "simulate", str(job), "-e", str(path), *flags,
+        "--out", str(tmp_path / "out"), "--no-report",
+    ]  # fmt: skip
+
+
+def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(tmp_path: Path) -> None:
+    """Three come back and wait for the fourth, which does not."""
+    absences = [
+        {"worker": rank, "leaves": {"seconds": 3}, "comes": {"seconds": 6}} for rank in range(3)
+    ]
+    environment = four_workers(absences=[*absences, {"worker": 3, "leaves": {"seconds": 3}}])
+    words = [
+        word
+        for path, value in settings({"maxSeconds": 600}).items()
+        for word in ("--set", f"{path}={json.dumps(value)}")
+    ]
+    command = dlion(tmp_path, DIGITS, environment, *words)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.UNAVAILABLE
+    said = " ".join(done.stderr.split())
+    assert "nobody can go on after 6" in said
+    assert "worker 0 waits for others to come" in said
+
+
+def test_an_environment_that_contradicts_the_job_names_its_file(tmp_path: Path) -> None:
+    two = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    done = subprocess.run(dlion(tmp_path, DIGITS, two), capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.SPEC
+    assert "examples/digits.yaml" in "".join(done.stderr.split())
+
+
+@pytest.mark.timeout(120)
+def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path) -> None:
+    """Eight gradients of 3 s each, one at a time."""
+    job = tmp_path / "job.yaml"
+    trainer = {"program": blobs(tmp_path, nap_s=3.0), "stop": {"maxSteps": 3}}
+    job.write_text(yaml.safe_dump(job_document(8, trainer=trainer)))
+    environment = {"name": "eight", "workers": [{"count": 8, "cores": 4, "mbitPerS": 100}]}
+    command = dlion(tmp_path, job, environment, "--threads", "1")
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        events = tmp_path / "out" / "events.jsonl"
+        until_s = time.monotonic() + 60
+        while not (events.exists() and b"TrainingStarted" in events.read_bytes()):
+            assert time.monotonic() < until_s
+            assert run.poll() is None
+            time.sleep(0.1)
+        time.sleep(1.0)
+        began_s = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == ExitCode.INTERRUPTED
+        assert time.monotonic() - began_s < 12
+    finally:
+        run.kill()
+        run.wait()

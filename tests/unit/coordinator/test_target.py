@@ -1,0 +1,37 @@
+"""When the mean over replicas has reached the target, also when one of them leaves for good."""
+
+from __future__ import annotations
+
+from dlion_api.names import Rank
+from dlion_api.progress import EvaluationRecord
+from dlion_operator.target import TargetWatch
+
+
+def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
+    return EvaluationRecord(
+        time_s=1.0, rank=Rank(rank), iteration=1, samples=10, accuracy=accuracy, loss=1.0,
+        evaluated_samples=10, class_accuracy=(), sketch=(), weights_norm=1.0, final=False,
+    )  # fmt: skip
+
+
+def test_all_replicas_must_have_been_seen() -> None:
+    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    assert watch.take(evaluation(0, 0.9)) is None
+    assert (
+        watch.take(evaluation(1, 0.2)) == "targetAccuracy 0.5 reached: mean over 2 replicas 0.5500"
+    )
+
+
+def test_who_never_comes_back_is_not_waited_for_and_does_not_count() -> None:
+    watch = TargetWatch(0.5, [Rank(0), Rank(1), Rank(2)])
+    assert watch.take(evaluation(0, 0.6)) is None
+    assert watch.left(Rank(1)) is None
+    assert watch.take(evaluation(2, 0.1)) is None
+    assert watch.left(Rank(2)) == "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
+    assert watch.left(Rank(0)) is None
+
+
+def test_without_a_target_nothing_is_reached() -> None:
+    watch = TargetWatch(None, [Rank(0), Rank(1)])
+    assert watch.take(evaluation(0, 1.0)) is None
+    assert watch.left(Rank(1)) is None
