@@ -97,6 +97,11 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
     document = job_document(2, trainer={"program": program, "stop": {"maxSteps": 40}})
     with LocalRun(tmp_path, document) as run:
         assert run.finish() == 0
+    lines = (run.folder / "events.jsonl").read_text().splitlines()
+    own = [one for one in map(json.loads, lines) if one["rank"] == 0]
+    (stopped,) = [one for one in own if one.get("reason") == "TrainingStopped"]
+    links = [one for one in own if one["kind"] == "link"]
+    assert links[-1]["time_s"] > stopped["time_s"], "what left in the last second is recorded"
     found = figures(replay(run.folder, tmp_path / "replayed"))
     assert abs(found["iterations/s"]["difference"]) < 0.3
     sent = found["sent per iteration, 0 to 1"]

@@ -90,6 +90,8 @@ def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:
     assert last_s >= stopped["time_s"] + LATENCY_S
     assert run.summary["time_s"] == last_s
     assert max(record["time_s"] for record in run.records) == last_s
+    finals = [r["time_s"] for r in run.records if r["kind"] == "evaluation" and r["final"]]
+    assert finals == [last_s] * 4
 
 
 def dlion(tmp_path: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
