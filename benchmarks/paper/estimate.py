@@ -12,13 +12,19 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from published import Comparison, environment, scaled_seconds
+import yaml
+from published import Comparison, environment, scaled_evaluation, scaled_seconds
 
 from dlion_worker.environments import load_environment
 
-OVER_GRADIENTS = 1.5
-"""A simulation over its gradients alone, evaluations included (docs/benchmarks.md has 1.1 to 1.3
-without them)."""
+SIMULATED = 1.3
+"""A simulation over its gradients alone (docs/benchmarks.md, *Cost of a simulation*)."""
+
+MESSAGE_S = 1.5e-3
+"""A gradient of a million entries in float16, encoded, decoded and added (docs/exchange.md)."""
+
+EVALUATION = {"everySamples": 5000, "maxSamples": 2000}
+"""Where the manifest does not say."""
 
 FINAL_SAMPLES, FORWARD_FRACTION = 10_000, 1 / 3
 """Held out, on which each replica is judged at the end; a forward pass of a gradient's cost."""
@@ -74,11 +80,22 @@ def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float
     runs[tuned_in] = runs.get(tuned_in, 0) + tuning
     seconds = scaled_seconds(comparison.seconds, scale)
     end_s = comparison.workers * FINAL_SAMPLES * FORWARD_FRACTION * cost.sample_s
+    sample_s = _simulated_sample_s(comparison, cost, scale)
     return sum(
-        count
-        * (cost.start_s + end_s + OVER_GRADIENTS * cost.sample_s * seconds * _samples_per_s(name))
+        count * (cost.start_s + end_s + sample_s * seconds * _samples_per_s(name))
         for name, count in runs.items()
     )
+
+
+def _simulated_sample_s(comparison: Comparison, cost: Cost, scale: float) -> float:
+    """Of one sample: its gradient, its part of evaluations and of messages to all peers."""
+    document = yaml.safe_load(comparison.file.read_text())
+    evaluation = {**EVALUATION, **document["spec"]["trainer"].get("evaluation", {})}
+    every = evaluation["everySamples"] if scale == 1 else scaled_evaluation(scale)
+    workers = comparison.workers
+    judged = workers * evaluation["maxSamples"] / every * FORWARD_FRACTION
+    messages = workers * (workers - 1) / comparison.batch
+    return cost.sample_s * (SIMULATED + judged) + MESSAGE_S * messages
 
 
 def _samples_per_s(name: str) -> float:

@@ -86,13 +86,19 @@ class Comparison:
         words += ["--target-accuracy", str(self.target), "--seeds", str(seeds)]
         words += ["--seconds", str(scaled_seconds(self.seconds, scale)), "--against", self.held]
         if scale < 1:  # else a short run would hardly be evaluated
-            words += ["--set", f"trainer.evaluation.everySamples={max(100, round(4000 * scale))}"]
+            every = scaled_evaluation(scale)
+            words += ["--set", f"trainer.evaluation.everySamples={every}"]
         return [*words, "--out", str(out), "--data-root", str(data)]
 
 
 def scaled_seconds(seconds: int, scale: float) -> int:
     """Virtual seconds of a run at that scale."""
     return max(1, round(seconds * scale))
+
+
+def scaled_evaluation(scale: float) -> int:
+    """Samples between two evaluations at a scale below 1."""
+    return max(100, round(4000 * scale))
 
 
 def environment(name: str) -> str:

@@ -48,6 +48,8 @@ def main() -> int:
     if arguments.check:
         return 0
     _tell_time(chosen, arguments)
+    if arguments.estimate:
+        return 0
     results: dict[str, tuple[Comparison, Any]] = {}
     for comparison in chosen:
         print(f"\n== {comparison.name} ==", flush=True)
@@ -70,6 +72,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--page", type=Path, metavar="DIR", help="put the page part there as well")
+    parser.add_argument(
+        "--estimate", action="store_true", help="say how long it takes, run nothing"
+    )
     parser.add_argument("--check", action="store_true", help="validate everything, run nothing")
     arguments = parser.parse_args()
     if not 0 < arguments.scale <= 1 or arguments.seeds < 1 or arguments.jobs < 1:

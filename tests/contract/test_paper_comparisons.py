@@ -130,3 +130,21 @@ def test_the_median_is_held_against_what_the_mean_loses(
     (one,) = judged(bars, published, wrong_labels=document(*rows)).values()
     assert one.value == pytest.approx(7)
     assert one.met
+
+
+def test_the_estimate_grows_with_seeds_with_time_and_with_messages(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    import estimate
+
+    cost = estimate.Cost(sample_s=1e-3, start_s=0.0)
+    few, _, many = (one for one in published.comparisons() if one.part == "selective")
+    seconds = {
+        (one.workers, seeds): estimate.core_seconds(one, cost, seeds=seeds, scale=1.0)
+        for one in (few, many)
+        for seeds in (1, 5)
+    }
+    # Two columns, and three rates.
+    assert seconds[6, 5] / seconds[6, 1] == pytest.approx((2 * 5 + 3) / (2 + 3))
+    # The same samples, but thirty times as many messages for each of them.
+    assert seconds[96, 1] > 2 * seconds[6, 1]
