@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
@@ -237,6 +237,7 @@ def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: 
 
 
 @given(seed=seeds, sites=sites_of, turn=st.integers(0, 150), away=st.integers(0, 60))
+@example(seed=9, sites=[1], turn=0, away=1)  # is passed over, and waited for one iteration on
 @settings(max_examples=100, deadline=None)
 def test_who_comes_back_at_any_moment_is_in_line_again(
     seed: int, sites: list[int], turn: int, away: int

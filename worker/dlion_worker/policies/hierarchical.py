@@ -147,8 +147,10 @@ class Hierarchical(PeerMachine):
         return []
 
     def next_iteration(self) -> int:
-        """One more than the last step, or than the last update."""
-        return max(super().next_iteration(), self._applied + 1)
+        """One more than the last step, or than the last update. Where the others have gone on
+        without this worker, the one that they are at: they may be waiting for its part of that."""
+        past = super().next_iteration() - 1
+        return max(past, self.synchronizer.own + 1, self._applied + 1)
 
     # ---- who is who ------------------------------------------------------------------------------
 
