@@ -1,0 +1,239 @@
+"""DLion beside TensorFlow's own ring all-reduce: same network, model, data, batch and target.
+
+    python benchmarks/peers/compare.py --data ../shared/data/cifar10 [--runs 5] [--whole]
+
+As root. Four workers with links of 50, 35, 20 and 20 Mbit/s, in the network namespaces of
+`dlion run`; no quota but the machine's cores, which all share. One after the other:
+`MultiWorkerMirroredStrategy` on these links (`--shaped-steps`, for its seconds per step) and on
+links without a limit (to the target, for its steps to it), then `dlion run` to the target, `--runs`
+times, each with its own seed. The strategy's time to the target is its steps times its seconds per
+step, unless `--whole` runs it to the end on the shaped links, too (hours). Time counts from the
+first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import local_runs  # noqa: E402 - the benchmarks' shared module stands one folder up
+
+from dlion_api.names import Rank  # noqa: E402
+from dlion_api.spec import load_job  # noqa: E402
+from dlion_worker.environments import load_environment  # noqa: E402
+from dlion_worker.local.namespaces import NamespaceNetwork  # noqa: E402
+from dlion_worker.results.curves import first_time_at  # noqa: E402
+
+MBIT_PER_S = (50, 35, 20, 20)
+GLOBAL_BATCH, LEARNING_RATE, MOMENTUM = 192, 0.02, 0.9
+TARGET = 0.55
+PORT = 29_500
+CORES_EACH = 2.0
+"""A quota for each that is the whole of a machine of two cores: none."""
+UNSHAPED_MOST_STEPS, MOST_DLION_S = 6000, 900
+FIRST_STEPS = 3
+"""They trace, connect and fill caches: not timed."""
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What came of the strategy."""
+
+    step_s: float
+    """Median seconds per step."""
+    steps_to_target: float | None
+    """Between two evaluations on a straight line, as for dlion."""
+    seconds_to_target: float | None
+    """By its own clock."""
+
+
+def document(data: Path, *, seed: int, stop: dict[str, float]) -> local_runs.Document:
+    """The job of both; `exchange` and what follows are DLion's alone."""
+    return local_runs.job(
+        name="peers",
+        workers=len(MBIT_PER_S),
+        data=data / "train.tfrecord",
+        global_batch=GLOBAL_BATCH,
+        trainer={
+            "dataset": {"format": "tfrecord", "evaluationPath": str(data / "test.tfrecord")},
+            "optimizer": {"name": "sgd", "learningRate": LEARNING_RATE, "momentum": MOMENTUM},
+            "seed": seed,
+            "evaluation": {"everySamples": 20 * GLOBAL_BATCH, "maxSamples": 2000},
+            "stop": stop,
+        },
+        exchange={"policy": "dlion"},
+        synchronization={"mode": "synchronous"},
+        knowledgeTransfer={"policy": "best2all", "everySteps": 100},
+    )
+
+
+def environment(shaped: bool) -> local_runs.Document:
+    """The links, or none worth the name."""
+    rates = [{"mbitPerS": rate} if shaped else {} for rate in MBIT_PER_S]
+    return {
+        "name": "peers" if shaped else "peers-unshaped",
+        "workers": [{"cores": CORES_EACH, **rate} for rate in rates],
+        "coreScale": 1.0,
+    }
+
+
+@contextmanager
+def namespaces(folder: Path, job: Path, *, shaped: bool) -> Iterator[NamespaceNetwork]:
+    """The network of `dlion run`, without `dlion run`."""
+    path = folder / "environment.yaml"
+    path.write_text(yaml.safe_dump(environment(shaped)))
+    workers = load_job(yaml.safe_load(job.read_text()), source=str(job), lines=None).workers()
+    network = NamespaceNetwork(load_environment(path).plan(workers, None))
+    network.start()
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+def mirrored(folder: Path, data: Path, *, shaped: bool, steps: int, target: float) -> Mirrored:
+    """Runs the strategy for so many steps, or to the target."""
+    folder.mkdir(parents=True)
+    job = folder / "job.yaml"
+    job.write_text(yaml.safe_dump(document(data, seed=1, stop={"maxSteps": steps})))
+    with namespaces(folder, job, shaped=shaped) as network:
+        ranks = [Rank(index) for index in range(len(MBIT_PER_S))]
+        cluster = ",".join(f"{network.host(rank)}:{PORT}" for rank in ranks)
+        processes = [_started(folder, job, network, rank, cluster) for rank in ranks]
+        try:
+            while any(process.poll() is None for process in processes):
+                time.sleep(1.0)
+                if any(process.poll() for process in processes):
+                    raise RuntimeError(f"a worker of the strategy failed: see {folder}/*.log")
+                if _accuracy(folder) >= target:
+                    break
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+    return _outcome(folder, target)
+
+
+def _started(
+    folder: Path, job: Path, network: NamespaceNetwork, rank: Rank, cluster: str
+) -> subprocess.Popen[bytes]:
+    enter = ["-m", "dlion_worker.local.enter", *network.enter_arguments(rank), "--"]
+    worker = [str(HERE / "mirrored.py"), str(job), "--rank", str(rank), "--cluster", cluster]
+    out = ["--out", str(folder / f"steps-{rank}.jsonl")]
+    with (folder / f"worker-{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *enter, sys.executable, *worker, *out], stdout=log, stderr=log
+        )
+
+
+def _lines(folder: Path) -> list[local_runs.Record]:
+    path = folder / "steps-0.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _accuracy(folder: Path) -> float:
+    return max((line["accuracy"] for line in _lines(folder) if "accuracy" in line), default=0.0)
+
+
+def _outcome(folder: Path, target: float) -> Mirrored:
+    lines = _lines(folder)
+    time_s = {line["step"]: line["time_s"] for line in lines if "time_s" in line}
+    judged = [(float(o["step"]), float(o["accuracy"])) for o in lines if "accuracy" in o]
+    steps = first_time_at(np.array(judged), target) if judged else None
+    timed = [step for step in time_s if step > FIRST_STEPS]
+    seconds = None
+    if steps is not None:
+        seconds = float(np.interp(steps, list(time_s), list(time_s.values()))) - time_s[1]
+    return Mirrored(
+        step_s=statistics.median(time_s[step] - time_s[step - 1] for step in timed),
+        steps_to_target=steps,
+        seconds_to_target=seconds,
+    )
+
+
+def dlion(folder: Path, data: Path, seed: int) -> tuple[float, float | None]:
+    """Samples per second, and seconds to the target (mean over replicas)."""
+    job = document(data, seed=seed, stop={"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S})
+    with local_runs.started(job, environment(shaped=True), folder) as run:
+        run.finish()
+    summary = json.loads((folder / "summary.json").read_text())
+    began_s = min(r["time_s"] for r in run.of_kind("event") if r["reason"] == "TrainingStarted")
+    reached_s = summary["target"]["time_s"]
+    steps = run.of_kind("step", 0)
+    passed_s = steps[-1]["time_s"] - steps[FIRST_STEPS]["time_s"]
+    samples = sum(step["global_batch_size"] for step in steps[FIRST_STEPS + 1 :])
+    return samples / passed_s, None if reached_s is None else reached_s - began_s
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
+    parser.add_argument("--runs", type=int, default=5, help="of dlion")
+    parser.add_argument("--shaped-steps", type=int, default=25)
+    parser.add_argument("--whole", action="store_true", help="the strategy to the target, shaped")
+    parser.add_argument("--out", type=Path, default=Path("runs/peers"))
+    arguments = parser.parse_args()
+    data, out = arguments.data.resolve(), arguments.out
+    print(
+        f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a step"
+    )
+    whole = arguments.whole
+    shaped = mirrored(
+        out / "mirrored-shaped",
+        data,
+        shaped=True,
+        steps=UNSHAPED_MOST_STEPS if whole else arguments.shaped_steps,
+        target=TARGET if whole else 1.1,
+    )
+    _say("MultiWorkerMirroredStrategy", GLOBAL_BATCH / shaped.step_s, shaped.seconds_to_target)
+    free = mirrored(
+        out / "mirrored-unshaped", data, shaped=False, steps=UNSHAPED_MOST_STEPS, target=TARGET
+    )
+    _say("the same, links without a limit", GLOBAL_BATCH / free.step_s, free.seconds_to_target)
+    expected_s = None
+    if free.steps_to_target is not None:
+        expected_s = free.steps_to_target * shaped.step_s
+        print(f"  {free.steps_to_target:.0f} steps to {TARGET:.0%}; at {shaped.step_s:.2f} s each "
+              f"on the shaped links: {expected_s:.0f} s")  # fmt: skip
+    rates, times = [], []
+    for seed in range(1, arguments.runs + 1):
+        rate, seconds = dlion(out / f"dlion-{seed}", data, seed)
+        _say(f"dlion, seed {seed}", rate, seconds)
+        rates.append(rate)
+        times.append(seconds)
+    rate = statistics.median(rates)
+    ratio = rate * shaped.step_s / GLOBAL_BATCH
+    print(f"dlion / MultiWorkerMirroredStrategy: {ratio:.1f} times the samples/s "
+          f"({min(rates):.0f} to {max(rates):.0f} samples/s)")  # fmt: skip
+    reference_s = shaped.seconds_to_target or expected_s
+    reached = [seconds for seconds in times if seconds is not None]
+    if reference_s and reached:
+        print(f"{TARGET:.0%} after {min(reached):.0f} to {max(reached):.0f} s in {len(reached)} of "
+              f"{len(times)} runs: {reference_s / max(reached):.1f} to "
+              f"{reference_s / min(reached):.1f} times sooner")  # fmt: skip
+
+
+def _say(what: str, samples_per_s: float, seconds: float | None) -> None:
+    reached = "-" if seconds is None else f"{seconds:.0f} s"
+    print(f"{what:32} | {samples_per_s:7.0f} samples/s | {TARGET:.0%} after {reached}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
