@@ -37,10 +37,10 @@ class WorkerConditions:
     downlink: tuple[Pipe, ...] = ()
     latency_s: Mapping[Rank, float] = field(default_factory=dict)
     """One way, to each peer that has any."""
-    loss_fraction: Mapping[Rank, float] = field(default_factory=dict)
-    """Of the packets to each peer that any are lost to."""
     cut_peers: frozenset[Rank] = frozenset()
     """Peers to and from which nothing passes: neither an answer nor an error."""
+    loss_fraction: Mapping[Rank, float] = field(default_factory=dict)
+    """Of the packets to each peer that any are lost to."""
 
 
 @dataclass(frozen=True)
