@@ -18,6 +18,7 @@ from rich.table import Table
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
+from dlion_cli import options
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import apply_set, load_manifest, read_document
 from dlion_cli.run import program_root_of
@@ -79,8 +80,7 @@ class _Batches(click.ParamType[tuple[int, ...]]):
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
     help="Relative paths of data are taken from here. Default: the working directory.",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
-              help="What is printed at the end.")  # fmt: skip
+@options.output
 def calibrate(
     file: Path | None,
     builtin: str | None,

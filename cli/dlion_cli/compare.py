@@ -20,6 +20,7 @@ from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job
+from dlion_cli import options
 from dlion_cli.comparing import Matrix, Planned, Runs, Variant
 from dlion_cli.comparison_table import against_table, comparison_table
 from dlion_cli.interruption import interruptible
@@ -135,8 +136,7 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     help="Relative paths of data are taken from here. Default: the working directory.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check everything, run nothing; say how many runs.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table",
-              help="What is printed at the end.")  # fmt: skip
+@options.output
 def compare(
     file: Path,
     policies: tuple[str, ...],

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from dlion_api.errors import DataError
 from dlion_api.spec import Job
+from dlion_cli import options
 from dlion_cli.figures import NOT_KNOWN, rate, share
 from dlion_cli.finite import FiniteRange
 from dlion_cli.manifests import apply_set, load_manifest, refuse_suspended
@@ -58,23 +59,14 @@ class _Replayed:
     metavar="FACTOR", show_default=True,
     help="What the exchange takes of the workers' time, relative to what it took in RUN.",
 )  # fmt: skip
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N",
-    help="Gradients computed at a time; changes nothing but the waiting. Default: all cores.",
-)  # fmt: skip
-@click.option("--no-report", is_flag=True, help="Do without report.html.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR",
-    help="Result folder (new or empty). Default: runs/<job>-<time>.",
-)  # fmt: skip
+@options.threads
+@options.no_report
+@options.result_folder
 @click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
     help="Relative paths of data are taken from here. Default: the working directory.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table",
-    help="What is printed at the end.",
-)  # fmt: skip
+@options.output
 def replay(
     folder: Path,
     assignments: tuple[str, ...],

@@ -21,6 +21,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
+from dlion_cli import options
 from dlion_cli.ending import finish_broken, report_in_time
 from dlion_cli.interruption import Interruption, interruptible
 from dlion_cli.live_view import LiveView
@@ -100,10 +101,7 @@ class Asked:
     "--set", "assignments", multiple=True, metavar="PATH=VALUE",
     help="Change a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR",
-    help="Result folder (new or empty). Default: runs/<job>-<time>.",
-)  # fmt: skip
+@options.result_folder
 @click.option(
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
     help="Go on with the run of this result folder, from its checkpoints.",
@@ -117,10 +115,7 @@ class Asked:
     "--unprivileged", is_flag=True,
     help="Shape links by relays and CPU by a duty cycle even as root.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table",
-    help="What is printed at the end.",
-)  # fmt: skip
+@options.output
 def run(
     file: Path,
     environment: str | None,

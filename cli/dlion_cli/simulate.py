@@ -22,6 +22,7 @@ from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import ProgressRecord
 from dlion_api.spec import Job
+from dlion_cli import options
 from dlion_cli.ending import finish_broken, report_in_time
 from dlion_cli.finite import FiniteRange
 from dlion_cli.interruption import Interruption, interruptible
@@ -131,24 +132,15 @@ Show = Callable[[Asked, Finished], None]
     help="What `dlion calibrate` measured: a step's costs, in place of the environment's "
     "samplesPerSPerCore.",
 )  # fmt: skip
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N",
-    help="Gradients computed at a time; changes nothing but the waiting. Default: all cores.",
-)  # fmt: skip
-@click.option("--no-report", is_flag=True, help="Do without report.html.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR",
-    help="Result folder (new or empty). Default: runs/<job>-<time>.",
-)  # fmt: skip
+@options.threads
+@options.no_report
+@options.result_folder
 @click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
     help="Relative paths of data and startFrom are taken from here. Default: the working "
     "directory.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table",
-    help="What is printed at the end.",
-)  # fmt: skip
+@options.output
 def simulate(
     file: Path,
     environment: str,

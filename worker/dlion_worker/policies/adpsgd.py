@@ -41,6 +41,7 @@ from dlion_worker.policies.interface import (
 )
 from dlion_worker.policies.peer_machine import PeerMachine, flat
 from dlion_worker.policies.synchronization import Rule
+from dlion_worker.policies.topology import beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_worker.codecs.payload import Payload
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.weight_parameters import AdpsgdParameters
+from dlion_worker.policies.weight_parameters import AdpsgdParameters
 
 
 def adpsgd(context: Context, parameters: AdpsgdParameters) -> AdPsgd:
@@ -62,12 +63,11 @@ def neighbours(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
     >>> neighbours([0, 1, 2, 3, 4], 0, "complete"), neighbours([0, 1, 2, 3, 4], 0, "ring")
     ([1, 3], [1])
     """
-    place, count = ranks.index(rank), len(ranks)
+    place = ranks.index(rank)
     other_side = [peer for at, peer in enumerate(ranks) if (at - place) % 2]
     if graph == "complete":
         return other_side
-    beside = {ranks[(place + 1) % count], ranks[(place - 1) % count]}
-    return [peer for peer in other_side if peer in beside]
+    return [peer for peer in other_side if peer in beside(ranks, rank)]
 
 
 class AdPsgd(PeerMachine):

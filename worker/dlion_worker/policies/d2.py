@@ -41,7 +41,7 @@ from dlion_worker.policies.interface import (
     Value,
 )
 from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.topology import lazy_row
+from dlion_worker.policies.topology import beside, lazy_row
 from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def mixing_row(
     count = len(members)
     if mixing == "complete" or count == 1:
         return dict.fromkeys(members, 1 / count)
-    place = members.index(rank)
-    beside = {members[(place + 1) % count], members[(place - 1) % count]}
-    row = dict.fromkeys(beside, (1 - self_weight) / len(beside))
+    others = beside(members, rank)
+    row = dict.fromkeys(others, (1 - self_weight) / len(others))
     return dict(sorted({rank: self_weight, **row}.items()))
 
 

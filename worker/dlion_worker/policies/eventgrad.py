@@ -51,6 +51,7 @@ from dlion_worker.policies.interface import (
 )
 from dlion_worker.policies.peer_machine import PeerMachine, flat
 from dlion_worker.policies.synchronization import Rule
+from dlion_worker.policies.topology import beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,9 +90,7 @@ def neighbours(members: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
     """
     if graph == "complete":
         return [peer for peer in members if peer != rank]
-    place, count = members.index(rank), len(members)
-    beside = {members[(place + 1) % count], members[(place - 1) % count]}
-    return sorted(beside - {rank})
+    return sorted(beside(members, rank) - {rank})
 
 
 class Trigger:
@@ -221,11 +220,11 @@ class EventGrad(PeerMachine):
         """What has changed goes out; the gradient waits for the average."""
         self._gradient_D = step.gradient_D
         weights_D, own = self.weights_D, self.synchronizer.own
-        fired_L, beside = self._trigger.fired(weights_D), self._neighbours()
+        fired_L, near = self._trigger.fired(weights_D), self._neighbours()
         payload_of = {
-            peer: self._payload(weights_D, fired_L | (peer not in self._served)) for peer in beside
+            peer: self._payload(weights_D, fired_L | (peer not in self._served)) for peer in near
         }
-        self._served = set(beside)
+        self._served = set(near)
         told: list[Instruction] = []
         for peer in self.synchronizer.active:
             payload = payload_of.get(peer)
@@ -272,14 +271,14 @@ class EventGrad(PeerMachine):
 
     def _average(self) -> Flat:
         """In float64, in rank order."""
-        own_D, beside = self.weights_D, self._neighbours()
+        own_D, near = self.weights_D, self._neighbours()
         sum_D = np.zeros(self.size)
-        for rank in sorted([*beside, self.context.rank]):
+        for rank in sorted([*near, self.context.rank]):
             if rank in self._last:
                 sum_D += np.where(self._has[rank], self._last[rank], own_D)
             else:
                 sum_D += own_D
-        average_D: Flat = (sum_D / (len(beside) + 1)).astype(np.float32)
+        average_D: Flat = (sum_D / (len(near) + 1)).astype(np.float32)
         return average_D
 
     # ---- others' -------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from dlion_api.names import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import networkx as nx
 
@@ -45,6 +45,16 @@ def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Ran
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
     """The workers of a job with whom that one exchanges."""
     return graph_of(job.spec, [worker.rank for worker in job.workers()])[rank]
+
+
+def beside(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:
+    """The one or two beside a worker on the ring of those ranks, itself where it is alone.
+
+    >>> sorted(beside([0, 1, 2, 3], 0)), sorted(beside([0, 2], 2))
+    ([1, 3], [0])
+    """
+    place, count = ranks.index(rank), len(ranks)
+    return frozenset({ranks[(place + 1) % count], ranks[(place - 1) % count]})
 
 
 @lru_cache(maxsize=8)
