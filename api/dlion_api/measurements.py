@@ -61,6 +61,8 @@ class StepTiming:
     waited_s: float | None = None
     """Of `wall_s`, what synchronisation held this worker; None where that is not known (the link
     budgets then follow `compute_s` alone)."""
+    exchanged_bytes: int | None = None
+    """Sent to and received from all peers in this iteration; None where that is not known."""
     quota_changed: bool = False
     """The trainer's CPU quota changed while the step went on: it is a measure of neither."""
     norms: GradientNorms | None = None

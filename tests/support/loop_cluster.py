@@ -227,7 +227,7 @@ class Node:
     def _train(self) -> None:
         nothing = lambda *_, **__: None  # noqa: E731
         exchange = SimpleNamespace(
-            send=self._send, set_iteration=nothing, cpu_s=float, link_states=dict,
+            send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_states=dict,
             take_deliveries=list, room_bytes=dict, one_way_delays_s=dict, quarantine=nothing,
             set_budgets=nothing,
         )  # fmt: skip

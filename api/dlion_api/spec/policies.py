@@ -173,6 +173,13 @@ class Exchange:
         maximum=100,
         unit="percent",
     )
+    cpu_fraction: float = setting(
+        "CPU that sending and receiving may take, as a part of what the gradient takes: dlion sends"
+        " less where a link carries more than that, but not below 64 KiB a link (default ours).",
+        default=0.2,
+        above=0,
+        maximum=100,
+    )
     residual: Literal["none", "shared", "perLink"] = setting(
         "what becomes of entries that dlion does not send: lost; kept, once for all links; kept for"
         " each link (memory for a gradient each).",

@@ -326,6 +326,28 @@ def test_the_manifests_bandwidth_fraction_is_what_budgets_are_cut_to() -> None:
     assert budget_after_a_step(job, wall_s=0.4) == 200_000
 
 
+@pytest.mark.parametrize(
+    ("policy", "part", "bytes_sent"),
+    [("dlion", 0.2, 320_000), ("dlion", 100, 800_000), ("topk", 0.2, 800_000)],
+)
+def test_budgets_of_dlion_keep_to_a_part_of_the_gradients_cpu(
+    policy: str, part: float, bytes_sent: int
+) -> None:
+    """0.32 s of computing, 0.08 s for 800 kB sent and received: 100 ns a byte."""
+    job = job_of(2)
+    exchange = replace(job.spec.exchange, policy=policy, cpu_fraction=part)
+    job = replace(job, spec=replace(job.spec, exchange=exchange))
+    director = Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 1000), 0.0)
+    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
+    timing = StepTiming(
+        1, 96, 0.4, 0.4, 0.4, compute_cpu_s=0.32, waited_s=0.0, exchanged_bytes=800_000
+    )
+    directive = director.handle(timing, 1.0)
+    assert directive is not None
+    assert directive.budget_bytes == {Rank(1): bytes_sent}
+
+
 def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
     job = job_of(2)
     director = Director(job, Rank(0))

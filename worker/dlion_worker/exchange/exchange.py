@@ -174,6 +174,11 @@ class Exchange:
         links = list(self._links.by_rank.items())
         return {rank: link.state() for rank, link in links if link.wanted}
 
+    def wire_bytes(self) -> int:
+        """Bytes sent and received so far, on all links that there have been."""
+        links = list(self._links.by_rank.values())
+        return sum(link.outbox.wire_sent_bytes + link.wire_received_bytes for link in links)
+
     def cpu_s(self) -> float:
         """CPU seconds of the exchange so far, gRPC's threads included; call it from one thread."""
         return self._cpu.seconds()

@@ -164,6 +164,7 @@ class LinkBudgets:
         self._links: dict[Rank, _Link] = {}
         self._last_rates: dict[Rank, float] = {}
         self._overlap: deque[tuple[float, float]] = deque(maxlen=OVERLAP_ROUNDS)
+        self._most_bytes: float | None = None
         self._pace = ChangingRate(least_s=1e-9, most_s=4.0, change_fraction=CHANGE_FRACTION)
 
     def set_peers(self, peers: Iterable[Rank]) -> None:
@@ -199,9 +200,11 @@ class LinkBudgets:
             link.rate.add(busy_bytes, receiver_busy_s)
             self._divide()
 
-    def end_round(self, *, wall_s: float, own_s: float) -> None:
-        """One local iteration is over: it took `wall_s`, of them `own_s` without waiting."""
+    def end_round(self, *, wall_s: float, own_s: float, most_bytes: float | None = None) -> None:
+        """One local iteration is over: it took `wall_s`, of them `own_s` without waiting. Whatever
+        they carry, all links together get at most `most_bytes` for the next."""
         own_s = max(own_s, 1e-3)
+        self._most_bytes = most_bytes
         self._pace.add(1.0, own_s)
         self._note_overlap()
         for link in self._links.values():
@@ -274,7 +277,12 @@ class LinkBudgets:
             else:
                 spoken_for += min(share, DEMAND_MARGIN * demand)
         free = max(limit - spoken_for, limit * LEAST_FREE_FRACTION)
-        return min(1.0, free / wanted) if wanted > 0 else 1.0
+        if wanted <= 0:
+            return 1.0
+        fits = min(1.0, free / wanted)
+        if self._most_bytes is not None:
+            fits = min(fits, self._most_bytes / (spoken_for + wanted))
+        return fits
 
 
 def _alike(budget_bytes: Mapping[Rank, float]) -> dict[Rank, float]:

@@ -36,6 +36,7 @@ from dlion_worker.policies.topology import neighbours_of
 from dlion_worker.sidecar.budgets import LinkBudgets
 from dlion_worker.sidecar.capacities import Capacities
 from dlion_worker.sidecar.capacity import CapacityEstimator
+from dlion_worker.sidecar.exchange_cost import ExchangeCost
 from dlion_worker.sidecar.reasons import reason_for
 
 SHARE_TOLERANCE_FRACTION = 0.02
@@ -63,6 +64,7 @@ class Director:
         self.links = LinkBudgets(
             shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
         )
+        self._exchange_cost = _exchange_cost(job)
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
         self._goodput: GoodputController | None = None
         if job.spec.batching.policy == "goodput":
@@ -176,7 +178,13 @@ class Director:
         own_s = step.compute_s
         if step.waited_s is not None:
             own_s = min(step.wall_s - step.waited_s, MOST_OWN_FACTOR * step.compute_s)
-        self.links.end_round(wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()))
+        most_bytes: float | None = None
+        if self._exchange_cost is not None:
+            self._exchange_cost.add(step)
+            most_bytes = self._exchange_cost.most_bytes(len(self.neighbours()))
+        self.links.end_round(
+            wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()), most_bytes=most_bytes
+        )
         self._publish(now_s)
 
     def _slowest_s(self) -> float:
@@ -286,6 +294,13 @@ def _differs(last: Directive, wanted: Directive) -> bool:
 def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
     """Whether everybody's capacity is known now, and was not: a trainer waits for that."""
     return last.capacities.keys() < wanted.capacities.keys() == set(active)
+
+
+def _exchange_cost(job: Job) -> ExchangeCost | None:
+    """Only `dlion` keeps to a part of the CPU: published systems send what they were to send."""
+    exchange = job.spec.exchange
+    limited = exchange.policy == "dlion" and exchange.prioritization
+    return ExchangeCost(exchange.cpu_fraction) if limited else None
 
 
 def _shared_uplink(job: Job) -> bool | None:

@@ -70,6 +70,7 @@ class StepClock:
     began_s: float
     began_cpu_s: float
     exchange_thread_began_s: float
+    exchange_began_bytes: int
     update_began_cpu_s: float
     compute_s: float = 0.0
     exchange_cpu_s: float = 0.0
@@ -125,6 +126,14 @@ class TrainingLoop:
 
         A local step whose update was not made when the run ended is as if it had not been.
         """
+        with self._quota.telling(self._parts.sidecar.send):
+            reason = self._iterate()
+        self._checkpointer.undo_step()
+        if not self._interrupted():
+            self._announce(reason)
+        return reason
+
+    def _iterate(self) -> str:
         parts = self._parts
         parts.exchange.set_iteration(self.progress.iteration)
         self._handle(parts.inbox.start(self.progress.iteration))
@@ -139,9 +148,6 @@ class TrainingLoop:
             self._checkpointer.end_step()
             self._report()
             self._after_step(self.progress)
-        self._checkpointer.undo_step()
-        if not self._interrupted():
-            self._announce(reason)
         return reason
 
     def _step(self) -> None:
@@ -328,6 +334,7 @@ class TrainingLoop:
                 cpu_s=cpu_s,
                 compute_cpu_s=self._own_cpu_s(),
                 waited_s=self._clock.waited_s,
+                exchanged_bytes=parts.exchange.wire_bytes() - self._clock.exchange_began_bytes,
                 quota_changed=quota_changed,
                 norms=self._norms.take(),
             )
@@ -348,5 +355,6 @@ class TrainingLoop:
             began_s=time.monotonic(),
             began_cpu_s=time.process_time(),
             exchange_thread_began_s=self._parts.exchange.cpu_s(),
+            exchange_began_bytes=self._parts.exchange.wire_bytes(),
             update_began_cpu_s=self._instructions.update_cpu_s,
         )

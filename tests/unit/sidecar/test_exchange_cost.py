@@ -1,0 +1,65 @@
+"""How many bytes a worker may send for a part of its gradient's CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.measurements import StepTiming
+from dlion_worker.sidecar.exchange_cost import ITERATIONS, SHORT_BYTES, ExchangeCost
+
+
+def step(compute_cpu_s: float | None, exchange_cpu_s: float, exchanged: int | None) -> StepTiming:
+    return StepTiming(
+        iteration=1,
+        samples=64,
+        compute_s=0.3,
+        wall_s=0.4,
+        cpu_s=(compute_cpu_s or 0.0) + exchange_cpu_s,
+        compute_cpu_s=compute_cpu_s,
+        exchanged_bytes=exchanged,
+    )
+
+
+def test_half_of_the_part_is_for_what_is_sent() -> None:
+    cost = ExchangeCost(0.2)
+    cost.add(step(0.150, 0.045, 5_000_000))
+    # 9 ns a byte; 0.2 x 0.15 s pay for 3.33 MB, sent and received.
+    assert cost.most_bytes(3) == pytest.approx(0.1 * 0.150 / 9e-9)
+
+
+def test_two_workers_that_send_what_they_may_spend_that_part_of_their_cpu() -> None:
+    """As they do in a run: what one sends costs the other the same."""
+    fraction, compute_s, cost_s = 0.2, 0.15, 9e-9
+    cost, sent = ExchangeCost(fraction), 4_000_000.0
+    for _ in range(3 * ITERATIONS):
+        cost.add(step(compute_s, cost_s * 2 * sent, round(2 * sent)))
+        most = cost.most_bytes(1)
+        assert most is not None
+        sent = min(4_000_000.0, most)
+    assert cost_s * 2 * sent == pytest.approx(fraction * compute_s, rel=1e-3)
+
+
+def test_links_are_never_cut_below_short_messages() -> None:
+    cost = ExchangeCost(0.2)
+    cost.add(step(0.001, 0.5, 100_000))
+    assert cost.most_bytes(3) == 3 * SHORT_BYTES
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [step(None, 0.05, 5_000_000), step(0.15, 0.05, None), step(0.15, 0.0, 5_000_000),
+     step(0.15, 0.05, SHORT_BYTES - 1)],
+)  # fmt: skip
+def test_what_is_not_known_limits_nothing(unknown: StepTiming) -> None:
+    cost = ExchangeCost(0.2)
+    cost.add(unknown)
+    assert cost.most_bytes(3) is None
+
+
+def test_old_iterations_are_forgotten() -> None:
+    cost = ExchangeCost(0.2)
+    for _ in range(ITERATIONS):
+        cost.add(step(0.15, 0.45, 5_000_000))
+    for _ in range(ITERATIONS):
+        cost.add(step(0.15, 0.045, 5_000_000))
+    assert cost.most_bytes(1) == pytest.approx(0.1 * 0.150 / 9e-9)

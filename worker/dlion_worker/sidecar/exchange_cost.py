@@ -1,0 +1,58 @@
+"""What the exchange costs a worker in CPU, by the byte, and how much it may send for that.
+
+Owns that cost. Called by the director, iteration by iteration. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dlion_api.measurements import StepTiming
+
+ITERATIONS = 8
+"""So many of the last are looked at together."""
+
+SHORT_BYTES = 65536
+"""A shorter message costs by the message more than by the byte: cutting it saves little."""
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    compute_cpu_s: float
+    exchange_cpu_s: float
+    exchanged_bytes: int
+
+
+class ExchangeCost:
+    """The bytes that a worker may send in one iteration for a given part of its gradient's CPU.
+
+    Sending and receiving share the worker's CPU with its gradient. On a fast link beside a slow
+    processor filling the link would make each iteration longer, which would make room for more
+    bytes, and so on. A byte costs what the exchange took, divided by all bytes sent and received.
+    Half of the part is for what is sent: what comes in is for the senders to limit.
+
+    Source: ours.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        """`fraction`: CPU seconds of the exchange over those of computing, at most."""
+        self._fraction = fraction
+        self._seen: deque[_Iteration] = deque(maxlen=ITERATIONS)
+
+    def add(self, step: StepTiming) -> None:
+        """Takes one iteration; one of which bytes or CPU are not known says nothing."""
+        if step.compute_cpu_s is None or step.exchanged_bytes is None:
+            return
+        exchange_cpu_s = max(0.0, step.cpu_s - step.compute_cpu_s)
+        self._seen.append(_Iteration(step.compute_cpu_s, exchange_cpu_s, step.exchanged_bytes))
+
+    def most_bytes(self, links: int) -> float | None:
+        """On all links together; None: no limit is known. Never less than short messages."""
+        cpu_s = sum(one.exchange_cpu_s for one in self._seen)
+        exchanged_bytes = sum(one.exchanged_bytes for one in self._seen)
+        if cpu_s <= 0.0 or exchanged_bytes < SHORT_BYTES:
+            return None
+        compute_s = sum(one.compute_cpu_s for one in self._seen) / len(self._seen)
+        affordable = self._fraction / 2 * compute_s * exchanged_bytes / cpu_s
+        return max(affordable, float(SHORT_BYTES * links))
