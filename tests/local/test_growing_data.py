@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import statistics
 import sys
 import time
 import zipfile
@@ -53,7 +54,7 @@ def growing_job(**trainer: Any) -> dict[str, Any]:
             "hashWeights": False,
             **trainer,
         },
-        batching={"globalBatchSize": {"initial": 96, "max": 240}},
+        batching={"globalBatchSize": {"initial": 96, "max": 240}, "dataFraction": 0.5},
         exchange={"policy": "dlion"},
         synchronization={"mode": "bounded"},
         knowledgeTransfer={"policy": "best2all", "everySteps": 50},
@@ -171,6 +172,27 @@ def test_batches_grow_with_the_data_and_workers_agree(
     after = {r.rank: r.global_batch_size for r in directives}
     assert max(after.values()) - min(after.values()) <= 2
     assert min(after.values()) > max(before.values())
+
+
+def test_the_batch_shifts_to_the_worker_whose_data_came_late(
+    grown: tuple[LocalRun, dict[str, Any]],
+) -> None:
+    run, _ = grown
+    added_s = run.events("DataAdded")[0].time_s
+    steps = run.steps(LATE_RANK)
+    shares = [(s.time_s, s.local_batch_size / s.global_batch_size) for s in steps]
+    before = statistics.median([share for time_s, share in shares if time_s < added_s][-20:])
+    after = statistics.median([share for _, share in shares][-20:])
+    # Half of the batch is shared out by samples: the worker had a third, now has some two fifths.
+    assert after > 1.03 * before
+
+
+def test_nobody_pauses_for_data(grown: tuple[LocalRun, dict[str, Any]]) -> None:
+    run, _ = grown
+    added_s = run.events("DataAdded")[0].time_s
+    for rank in range(3):
+        walls = [s.wall_s for s in run.steps(rank) if abs(s.time_s - added_s) < 5]
+        assert max(walls) < 2.0, "a busy machine holds a step up for tenths of a second"
 
 
 def test_models_are_published_while_training_goes_on(

@@ -77,7 +77,15 @@ def test_killed_workers_meet_the_others_at_a_barrier(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", [{"mode": "bounded", "maxStaleness": 5}])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"mode": "bounded", "maxStaleness": 5},
+        {"mode": "backup", "backupWorkers": 1},
+        {"mode": "asynchronous"},
+    ],
+    ids=lambda mode: mode["mode"],
+)
 def test_killed_workers_come_back_where_nobody_waits(tmp_path: Path, mode: dict[str, Any]) -> None:
     spec = {"exchange": {"policy": "dlion", "codec": "float16"}}
     with LocalRun(tmp_path, document(tmp_path, mode, **spec)) as run:
@@ -88,7 +96,9 @@ def test_killed_workers_come_back_where_nobody_waits(tmp_path: Path, mode: dict[
         assert run.finish() == 130
     assert_nothing_thrown_away(run, {0, 1, 3})
     last = {rank: run.steps(rank)[-1] for rank in range(WORKERS)}
-    assert max(s.iteration for s in last.values()) - min(s.iteration for s in last.values()) < 20
+    if mode["mode"] != "asynchronous":  # where nobody is waited for each goes at its own pace
+        iterations = [step.iteration for step in last.values()]
+        assert max(iterations) - min(iterations) < 20
     for rank in last:  # of single batches one may be bad: gradients come late in this mode
         losses = [step.loss for step in run.steps(rank)[-10:]]
         assert statistics.median(losses) < 1.0, f"worker {rank} has not learnt from peers: {losses}"

@@ -60,3 +60,4 @@ def test_the_exchange_costs_a_bounded_part_of_the_gradient(tmp_path: Path) -> No
     assert cost["ratio"] <= 0.30  # the bar is 0.25, on a quiet machine
     assert cost["sidecar_bytes"] <= 80e6
     assert cost["sidecar_cores"] <= 0.02
+    assert cost["trainer_bytes"] - cost["plain_bytes"] <= 6 * 4.6e6 * 3 + 64e6

@@ -174,8 +174,8 @@ class Exchange:
         unit="percent",
     )
     cpu_fraction: float = setting(
-        "CPU that sending and receiving may take, as a part of what the gradient takes: dlion sends"
-        " less where a link carries more than that, but not below 64 KiB a link (default ours).",
+        "dlion sends what half of this part of the gradient's CPU pays for, where links carry more:"
+        " what comes in costs about the other half. Links keep 64 KiB each (default ours).",
         default=0.2,
         above=0,
         maximum=100,

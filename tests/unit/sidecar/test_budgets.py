@@ -16,6 +16,7 @@ import pytest
 from dlion_api.measurements import LinkDelivery
 from dlion_api.names import Rank
 from dlion_worker.sidecar.budgets import LEAST_BUDGET_BYTES, LinkBudgets
+from dlion_worker.sidecar.exchange_cost import SHORT_BYTES
 
 ITERATION_S = 0.4
 SLICES = 200
@@ -34,6 +35,7 @@ class FluidNetwork:
         self.uplink, self.limits, self.demand = uplink, limits, demand
         self.queued = dict.fromkeys(limits, 0.0)
         self.now_s = 0.0
+        self.most_bytes: float | None = None
         self.lateness: dict[int, Callable[[], float]] = {}
         """What a receiver that a quota holds back makes of a round's busy time."""
 
@@ -64,7 +66,7 @@ class FluidNetwork:
                     unacknowledged_bytes=round(under_way),
                 )
             )
-        self.budgets.end_round(wall_s=ITERATION_S, own_s=ITERATION_S)
+        self.budgets.end_round(wall_s=ITERATION_S, own_s=ITERATION_S, most_bytes=self.most_bytes)
         return sum(busy_bytes.values()) / max(1.0, possible)
 
     def _late(self, peer: int) -> float:
@@ -188,6 +190,46 @@ def test_a_link_with_little_to_send_leaves_its_share_to_the_other() -> None:
     network.demand[1] = round(2 * MBIT * ITERATION_S)
     used = [network.round() for _ in range(40)][20:]
     assert sum(used) / len(used) >= 0.88
+
+
+def test_all_links_together_get_no_more_than_is_affordable() -> None:
+    network = equal_links(constant(20 * MBIT), 3)
+    network.most_bytes = 300_000
+    for _ in range(20):
+        network.round()
+    assert network.budgets.held_back
+    assert sum(network.current_budgets().values()) == pytest.approx(300_000, rel=0.01)
+    network.most_bytes = 3_000_000
+    used = [network.round() for _ in range(30)][20:]
+    assert not network.budgets.held_back
+    assert sum(used) / len(used) >= 0.9
+
+
+def test_slow_links_are_not_starved_for_what_the_others_cost() -> None:
+    limits = {1: constant(48 * MBIT), 2: constant(48 * MBIT), 3: constant(MBIT)}
+    network = FluidNetwork(constant(1000 * MBIT), limits, dict.fromkeys(limits, PLENTY))
+    for _ in range(20):
+        network.round()
+    carried = network.current_budgets()[3]
+    assert carried < SHORT_BYTES
+    network.most_bytes = 300_000
+    for _ in range(20):
+        network.round()
+    budgets = network.current_budgets()
+    assert budgets[3] == pytest.approx(carried, rel=0.1)
+    assert SHORT_BYTES <= budgets[1] <= 150_000
+
+
+def test_links_that_have_little_to_send_are_held_back_too() -> None:
+    """Budgets far above what is sent would let the next long message through."""
+    network = equal_links(constant(200 * MBIT), 3, demand=200_000)
+    for _ in range(20):
+        network.round()
+    assert min(network.current_budgets().values()) > 200_000
+    network.most_bytes = 300_000
+    for _ in range(4):
+        network.round()
+    assert sum(network.current_budgets().values()) <= 1.01 * 300_000
 
 
 def test_one_link_that_drops_does_not_cut_the_others() -> None:

@@ -62,6 +62,16 @@ def test_builtin_programs_have_their_sizes(
     assert megabytes[0] <= model.layout.size * 4 / 1e6 <= megabytes[1]
 
 
+@pytest.mark.parametrize("name", ["cipher", "cnn17", "digits", "mobilenet"])
+def test_builtin_programs_take_a_step(name: str) -> None:
+    model = _build(programs.builtin(name), (32, 32, 3), 10)
+    x_B = np.random.default_rng(1).random((4, 32, 32, 3), np.float32)
+    result = model.step(x_B, np.arange(4))
+    assert result.finite
+    assert result.gradient_D.shape == (model.layout.size,)
+    assert np.abs(result.gradient_D).max() > 0
+
+
 def test_builtin_programs_refuse_what_is_no_image() -> None:
     with pytest.raises(ProgramError, match=r"samples must be images \(given shape: \[4\]"):
         _build(programs.builtin("cipher"))

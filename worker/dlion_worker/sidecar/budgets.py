@@ -6,12 +6,14 @@ round by round (one local iteration). Pure; it neither sends nor probes.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.measurements import LinkDelivery
 from dlion_api.names import Rank
+from dlion_worker.sidecar.exchange_cost import SHORT_BYTES
 from dlion_worker.sidecar.rates import ChangingRate
 
 LEAST_BUDGET_BYTES = 4096
@@ -165,6 +167,8 @@ class LinkBudgets:
         self._last_rates: dict[Rank, float] = {}
         self._overlap: deque[tuple[float, float]] = deque(maxlen=OVERLAP_ROUNDS)
         self._most_bytes: float | None = None
+        self.held_back = False
+        """Whether budgets are less than the links carry, by `most_bytes` of the last round."""
         self._pace = ChangingRate(least_s=1e-9, most_s=4.0, change_fraction=CHANGE_FRACTION)
 
     def set_peers(self, peers: Iterable[Rank]) -> None:
@@ -202,7 +206,8 @@ class LinkBudgets:
 
     def end_round(self, *, wall_s: float, own_s: float, most_bytes: float | None = None) -> None:
         """One local iteration is over: it took `wall_s`, of them `own_s` without waiting. Whatever
-        they carry, all links together get at most `most_bytes` for the next."""
+        they carry, all links together get at most `most_bytes` for the next, but for short
+        messages."""
         own_s = max(own_s, 1e-3)
         self._most_bytes = most_bytes
         self._pace.add(1.0, own_s)
@@ -262,6 +267,10 @@ class LinkBudgets:
         share_bytes = {peer: rate * budgeted_s for peer, rate in self.bandwidths().items()}
         scale = self._scale(share_bytes)
         wanted = {peer: share * scale for peer, share in share_bytes.items()}
+        self.held_back = self._most_bytes is not None and self._spent(wanted) > self._most_bytes
+        if self._most_bytes is not None and self.held_back:
+            # Not the scaled ones: links that were held back did not compete all the time.
+            wanted = self._affordable(share_bytes, self._most_bytes)
         for peer, budget in (_alike(wanted) if self._shared() else wanted).items():
             self._links[peer].budget_bytes = max(LEAST_BUDGET_BYTES, round(budget))
 
@@ -277,12 +286,23 @@ class LinkBudgets:
             else:
                 spoken_for += min(share, DEMAND_MARGIN * demand)
         free = max(limit - spoken_for, limit * LEAST_FREE_FRACTION)
-        if wanted <= 0:
-            return 1.0
-        fits = min(1.0, free / wanted)
-        if self._most_bytes is not None:
-            fits = min(fits, self._most_bytes / (spoken_for + wanted))
-        return fits
+        return min(1.0, free / wanted) if wanted > 0 else 1.0
+
+    def _affordable(self, share_bytes: Mapping[Rank, float], most: float) -> dict[Rank, float]:
+        """Budgets cut by one factor to `most` in all; short messages stay whole."""
+        part = most / self._spent(share_bytes)
+        return {
+            peer: max(min(share, SHORT_BYTES), min(share, self._demand_bytes(peer)) * part)
+            for peer, share in share_bytes.items()
+        }
+
+    def _spent(self, budget_bytes: Mapping[Rank, float]) -> float:
+        """What all links together can be expected to take of these budgets."""
+        return sum(min(each, self._demand_bytes(peer)) for peer, each in budget_bytes.items())
+
+    def _demand_bytes(self, peer: Rank) -> float:
+        demand = self._links[peer].demand_bytes()
+        return math.inf if demand is None else DEMAND_MARGIN * demand
 
 
 def _alike(budget_bytes: Mapping[Rank, float]) -> dict[Rank, float]:

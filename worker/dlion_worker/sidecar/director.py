@@ -65,6 +65,7 @@ class Director:
             shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
         )
         self._exchange_cost = _exchange_cost(job)
+        self._held_back = False
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
         self._goodput: GoodputController | None = None
         if job.spec.batching.policy == "goodput":
@@ -181,7 +182,7 @@ class Director:
         most_bytes: float | None = None
         if self._exchange_cost is not None:
             self._exchange_cost.add(step)
-            most_bytes = self._exchange_cost.most_bytes(len(self.neighbours()))
+            most_bytes = self._exchange_cost.most_bytes()
         self.links.end_round(
             wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()), most_bytes=most_bytes
         )
@@ -272,7 +273,12 @@ class Director:
             _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
         ):
             return None
-        self.directive = replace(wanted, reason=reason_for(self.directive, wanted))
+        reason = reason_for(self.directive, wanted)
+        if self.links.held_back != self._held_back:
+            self._held_back = self.links.held_back
+            word = "hold" if self._held_back else "no longer hold"
+            reason += f"; its CPU costs {word} the exchange below what the links carry"
+        self.directive = replace(wanted, reason=reason)
         self._version = wanted.version
         return self.directive
 

@@ -5,13 +5,14 @@ Owns that cost. Called by the director, iteration by iteration. Pure.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from dataclasses import dataclass
 
 from dlion_api.measurements import StepTiming
 
 ITERATIONS = 8
-"""So many of the last are looked at together."""
+"""So many of the last are looked at together: their median, as single ones are off by half."""
 
 SHORT_BYTES = 65536
 """A shorter message costs by the message more than by the byte: cutting it saves little."""
@@ -23,6 +24,11 @@ class _Iteration:
     exchange_cpu_s: float
     exchanged_bytes: int
 
+    @property
+    def is_long(self) -> bool:
+        """Whether enough was exchanged to tell what a byte costs."""
+        return self.exchanged_bytes >= SHORT_BYTES
+
 
 class ExchangeCost:
     """The bytes that a worker may send in one iteration for a given part of its gradient's CPU.
@@ -30,7 +36,8 @@ class ExchangeCost:
     Sending and receiving share the worker's CPU with its gradient. On a fast link beside a slow
     processor filling the link would make each iteration longer, which would make room for more
     bytes, and so on. A byte costs what the exchange took, divided by all bytes sent and received.
-    Half of the part is for what is sent: what comes in is for the senders to limit.
+    Half of the part is for what is sent: what comes in is for the senders to limit, so a weak
+    worker among strong ones may pay more than the part.
 
     Source: ours.
     """
@@ -47,12 +54,10 @@ class ExchangeCost:
         exchange_cpu_s = max(0.0, step.cpu_s - step.compute_cpu_s)
         self._seen.append(_Iteration(step.compute_cpu_s, exchange_cpu_s, step.exchanged_bytes))
 
-    def most_bytes(self, links: int) -> float | None:
-        """On all links together; None: no limit is known. Never less than short messages."""
-        cpu_s = sum(one.exchange_cpu_s for one in self._seen)
-        exchanged_bytes = sum(one.exchanged_bytes for one in self._seen)
-        if cpu_s <= 0.0 or exchanged_bytes < SHORT_BYTES:
+    def most_bytes(self) -> float | None:
+        """On all links together; None: no limit is known."""
+        costs = [one.exchange_cpu_s / one.exchanged_bytes for one in self._seen if one.is_long]
+        if not costs or (cost_s := statistics.median(costs)) <= 0.0:
             return None
-        compute_s = sum(one.compute_cpu_s for one in self._seen) / len(self._seen)
-        affordable = self._fraction / 2 * compute_s * exchanged_bytes / cpu_s
-        return max(affordable, float(SHORT_BYTES * links))
+        compute_s = statistics.median(one.compute_cpu_s for one in self._seen)
+        return self._fraction / 2 * compute_s / cost_s

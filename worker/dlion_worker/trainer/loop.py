@@ -300,9 +300,7 @@ class TrainingLoop:
                 compute_s=clock.compute_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                exchange_cpu_s=clock.exchange_cpu_s
-                + parts.exchange.cpu_s()
-                - clock.exchange_thread_began_s,
+                exchange_cpu_s=self._exchange_cpu_s(),
                 waited_s=clock.waited_s,
                 samples=self.progress.own_samples,
                 weights_hash=weights_hash(parts.replica.model.weights_D)
@@ -342,13 +340,16 @@ class TrainingLoop:
         if (allowance := self._quota.allowance(now=quota_changed)) is not None:
             parts.sidecar.send(allowance)
 
+    def _exchange_cpu_s(self) -> float:
+        """CPU seconds that peers have cost in this iteration: gRPC and TLS, policies, codecs."""
+        clock = self._clock
+        threads_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
+        update_s = self._instructions.update_cpu_s - clock.update_began_cpu_s
+        return threads_s + clock.exchange_cpu_s - update_s
+
     def _own_cpu_s(self) -> float:
         """CPU seconds that this iteration would have taken without any peers."""
-        clock = self._clock
-        exchange_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
-        update_s = self._instructions.update_cpu_s - clock.update_began_cpu_s
-        policies_s = clock.exchange_cpu_s - update_s
-        return max(0.0, time.process_time() - clock.began_cpu_s - exchange_s - policies_s)
+        return max(0.0, time.process_time() - self._clock.began_cpu_s - self._exchange_cpu_s())
 
     def _new_clock(self) -> StepClock:
         return StepClock(

@@ -1,0 +1,95 @@
+"""How well any estimator can know a worker's cost on this machine, from recorded runs.
+
+    python benchmarks/quotas.py --short --runs 2 --keep DIR
+    python benchmarks/cost_noise.py DIR
+
+A worker's batch share is its quota over its CPU seconds per sample, so an error of that cost is an
+error of the share. For each worker and phase of the kept jobs: the cost of every step, and what an
+estimator that looks at the last so many of them says, beside the mean of the whole phase. Printed:
+the error that half, and 95 % of the estimates keep within, from the eighth step of a phase on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from local_runs import commit
+
+WINDOWS = (8, 12, 16, 20, 30, 40)
+FIRST, EARLY = 8, 20
+LEAST_STEPS = 30
+CHANGING_S = 2.0
+"""Around the permutation steps belong to neither phase."""
+
+
+def midmean(costs: Sequence[float]) -> float:
+    """The mean of the middle half."""
+    ordered = sorted(costs)
+    out = max(len(ordered) // 4, len(ordered) >= 3)
+    return statistics.fmean(ordered[out : len(ordered) - out])
+
+
+ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
+    "midmean": midmean,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+}
+
+
+def phases(folder: Path) -> list[list[float]]:
+    """CPU seconds per sample, step by step, of each worker before and after the permutation."""
+    records = [json.loads(line) for line in (folder / "job/events.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    began_s = min(r["time_s"] for r in records if r.get("reason") == "TrainingStarted")
+    changed_s = (began_s + max(step["time_s"] for step in steps)) / 2
+    found = []
+    for rank in sorted({step["rank"] for step in steps}):
+        own = [step for step in steps if step["rank"] == rank]
+        for phase in (
+            [s for s in own if s["time_s"] < changed_s - CHANGING_S],
+            [s for s in own if s["time_s"] > changed_s + CHANGING_S],
+        ):
+            costs = [(s["cpu_s"] - s["exchange_cpu_s"]) / s["local_batch_size"] for s in phase]
+            if len(costs) >= LEAST_STEPS:
+                found.append(costs)
+    return found
+
+
+def errors(costs: Sequence[float], window: int, estimate: Callable[[Sequence[float]], float],
+           until: int | None) -> list[float]:  # fmt: skip
+    """Relative errors of the estimates before each step; the first step of all never counts."""
+    whole = statistics.fmean(costs)
+    steps = range(FIRST, len(costs) if until is None else until)
+    return [abs(estimate(costs[max(1, i - window) : i]) / whole - 1) for i in steps]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kept", type=Path, nargs="+", help="folders that quotas.py --keep made")
+    arguments = parser.parse_args()
+    jobs = [path.parent for kept in arguments.kept for path in sorted(kept.glob("*/job"))]
+    series = [costs for job in jobs for costs in phases(job)]
+    if not series:
+        parser.error("no job of at least 30 steps a phase in there: run quotas.py with --keep")
+    print(f"commit {commit()}: {len(series)} phases of a worker, from {len(jobs)} jobs\n")
+    print("| estimator | steps | half within | 95 % within | 95 % of steps 8 to 20 within |")
+    print("|---|---|---|---|---|")
+    for name, estimate in ESTIMATORS.items():
+        for window in WINDOWS:
+            every = sorted(e for c in series for e in errors(c, window, estimate, None))
+            early = sorted(e for c in series for e in errors(c, window, estimate, EARLY))
+            shown = (every[len(every) // 2], _most(every), _most(early))
+            print(f"| {name} | {window} | " + " | ".join(f"{e:.1%}" for e in shown) + " |")
+
+
+def _most(ordered: Sequence[float]) -> float:
+    return ordered[int(0.95 * len(ordered))]
+
+
+if __name__ == "__main__":
+    main()
