@@ -35,6 +35,24 @@ class Mutation:
 
 
 CENTRAL_LINES: dict[str, Mutation] = {
+    "clustered": Mutation(
+        "policies/clusters.py",
+        "if rate > level:",
+        "if rate < level:",
+        "tests/property/test_clusters.py",
+    ),
+    "clustered, hysteresis": Mutation(
+        "policies/regrouping.py",
+        "if wanted is None or (self._times < PATIENCE and not is_first):",
+        "if wanted is None:",
+        "tests/property/test_clusters.py",
+    ),
+    "clustered, agreement": Mutation(
+        "sidecar/groups.py",
+        "if grouping <= self.held:",
+        "if grouping.version < self.held.version:",
+        "tests/property/test_clusters.py",
+    ),
     "full": Mutation(
         "policies/combining.py",
         "weight = np.float32(contribution.local_batch_size / divisor)",

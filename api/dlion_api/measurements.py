@@ -134,6 +134,25 @@ class GradientNoise:
     weight: float
 
 
+@dataclass(frozen=True, order=True)
+class Grouping:
+    """Workers in groups, with a gateway each (`exchange.topology: clustered`).
+
+    Of two that are told the larger counts, everywhere: versions first, what is left decides
+    between two of one version. So whoever has heard the same ones holds the same one, in
+    whatever order they came.
+    """
+
+    version: int
+    """0: by sites, as the manifest has them; each later one has the next number."""
+    decider: Rank
+    """Whose sidecar made it."""
+    groups: tuple[tuple[Rank, ...], ...]
+    """All workers of the job, each once; members in order, groups by their first member."""
+    gateways: tuple[Rank, ...]
+    """Of each group, the member that is linked with the other groups' gateways."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """A worker's relative compute power, in samples per second of wall time."""
@@ -152,6 +171,10 @@ class Capacity:
     """Under batching policy `goodput`; None: not known."""
     exchange_s: float = 0.0
     """Of an iteration, what is not computing, waiting included; 0: not told."""
+    link_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
+    """What that worker's link to each other one carries, by probes; only where groups go by it."""
+    grouping: Grouping | None = None
+    """The one that its sidecar holds, where there are groups."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +190,5 @@ class Directive:
     """Samples per second of every worker, as known here."""
     bandwidth_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
     reason: str = ""
+    grouping: Grouping | None = None
+    """Who is linked with whom from now on, where groups decide that."""

@@ -1,5 +1,6 @@
 """Real links over loopback with mutual TLS: who is let in, and what arrives.
 
+A link that one end wants no more ends, and comes back when both want it again.
 Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
 themselves (tests/unit/exchange).
 """
@@ -369,3 +370,28 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
     again = start(B, incarnation=2)  # a restart clears it
     introduce(a, again, version=2)
     a.wait_for(LinkUp, lambda event: event.incarnation == 2)
+
+
+def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(
+    start: Start,
+) -> None:
+    a, b = start(A), start(B)
+    membership = introduce(a, b)
+    for worker in (a, b):
+        worker.wait_for(LinkUp)
+    a.exchange.send(TO_B, gradient(1, 10_000))
+    assert arrived(b).iteration == 1
+    for _ in range(3):  # as often as workers are regrouped
+        a.exchange.set_members(membership, linked=())
+        for worker in (a, b):
+            worker.wait_for(LinkDown)
+        time.sleep(0.3)  # the other one dials, and is refused
+        assert a.exchange.link_states()[TO_B].connected is False
+        assert a.exchange.link_states()[TO_B].sent_total >= 10_000
+        a.exchange.set_members(membership, linked={TO_B})
+        for worker in (a, b):
+            worker.wait_for(LinkUp)
+        a.exchange.send(TO_B, gradient(2, 10_000))
+        assert arrived(b).iteration == 2
+    assert a.events.empty()
+    assert not [event for event in list(b.events.queue) if isinstance(event, Refused)]

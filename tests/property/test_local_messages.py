@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.local_messages import decode, encode
-from dlion_api.measurements import Directive, SpeedProbe, StepTiming
+from dlion_api.measurements import Directive, Grouping, SpeedProbe, StepTiming
 from dlion_api.names import Rank
 
 counts = st.integers(0, 2**40)
@@ -42,6 +42,14 @@ directives = st.builds(
     st.dictionaries(ranks, seconds),
     st.dictionaries(ranks, seconds),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
+    st.none()
+    | st.builds(
+        Grouping,
+        counts,
+        ranks,
+        st.lists(st.lists(ranks, max_size=4).map(tuple), max_size=3).map(tuple),
+        st.lists(ranks, max_size=3).map(tuple),
+    ),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -42,6 +43,7 @@ class SidecarClient:
         self._states: dict[type, TrainerRecord] = {}
         self._told: dict[type, TrainerRecord] = {}
         self._directive: Directive | None = None
+        self._on_directive: Callable[[Directive], None] | None = None
         self._resume_from: Directive | None = None
         self._endpoint: str | None = None
         self._connection: socket.socket | None = None
@@ -59,6 +61,14 @@ class SidecarClient:
                 self._dropped_count += len(self._events) == MAX_QUEUED_RECORDS
                 self._events.append(record)
             self._lock.notify_all()
+
+    def on_directive(self, call: Callable[[Directive], None]) -> None:
+        """From now on `call` takes every directive, the last one now; in the thread that listens:
+        it must not wait."""
+        with self._lock:
+            self._on_directive, directive = call, self._directive
+        if directive is not None:
+            call(directive)
 
     def latest_directive(self) -> Directive | None:
         """The sidecar's last word; None until it has spoken."""
@@ -200,12 +210,14 @@ class SidecarClient:
             self._lock.notify_all()
 
     def _hear(self, line: bytes) -> None:
-        record = decode(line)
+        record, call = decode(line), None
         with self._lock:
             if isinstance(record, Directive):
-                self._directive = record
+                self._directive, call = record, self._on_directive
             elif isinstance(record, MeasuringEndpoint):
                 self._endpoint = record.address
             else:
                 raise ContractError(f"a sidecar does not send {type(record).__name__}")
             self._lock.notify_all()
+        if call is not None and isinstance(record, Directive):
+            call(record)

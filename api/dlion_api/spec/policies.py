@@ -129,10 +129,10 @@ class Exchange:
         " the receiver's.",
         default="sample_mean",
     )
-    topology: Literal["allToAll", "ring", "randomRegular", "bipartite"] = setting(
+    topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered"] = setting(
         "who exchanges with whom (docs/topologies.md): all with all; each with the two beside it by"
         " rank; each with degree others by chance (trainer.seed); those at even ranks with those at"
-        " odd ones.",
+        " odd ones; groups by measured links, each joined to the others by one gateway.",
         default="allToAll",
     )
     degree: int | None = setting(

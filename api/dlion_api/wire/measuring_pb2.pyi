@@ -3,8 +3,10 @@
 isort:skip_file
 What sidecars say to each other."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +22,26 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class CapacityShare(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LinkBytesPerSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -33,6 +55,8 @@ class CapacityShare(_message.Message):
     NOISE_VARIANCE_FIELD_NUMBER: _builtins.int
     NOISE_WEIGHT_FIELD_NUMBER: _builtins.int
     EXCHANGE_S_FIELD_NUMBER: _builtins.int
+    LINK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    GROUPING_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -51,6 +75,14 @@ class CapacityShare(_message.Message):
     noise_weight: _builtins.float
     exchange_s: _builtins.float
     """of an iteration, what is not computing"""
+    @_builtins.property
+    def link_bytes_per_s(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """where groups decide who is linked (dlion_api.measurements.Grouping)
+        by receiver
+        """
+
+    @_builtins.property
+    def grouping(self) -> Global___Grouping: ...
     def __init__(
         self,
         *,
@@ -67,14 +99,65 @@ class CapacityShare(_message.Message):
         noise_variance: _builtins.float = ...,
         noise_weight: _builtins.float = ...,
         exchange_s: _builtins.float = ...,
+        link_bytes_per_s: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        grouping: Global___Grouping | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_s", b"exchange_s", "incarnation", b"incarnation", "iteration", b"iteration", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_s", b"exchange_s", "grouping", b"grouping", "incarnation", b"incarnation", "iteration", b"iteration", "link_bytes_per_s", b"link_bytes_per_s", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapacityShare: _TypeAlias = CapacityShare  # noqa: Y015
+
+@_typing.final
+class Grouping(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DECIDER_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    decider: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        decider: _builtins.int = ...,
+        groups: _abc.Iterable[Global___Group] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decider", b"decider", "groups", b"groups", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grouping: _TypeAlias = Grouping  # noqa: Y015
+
+@_typing.final
+class Group(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        gateway: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Group: _TypeAlias = Group  # noqa: Y015
 
 @_typing.final
 class ProbeChunk(_message.Message):

@@ -40,6 +40,7 @@ from dlion_operator.coordinator.messages import (
 )
 from dlion_operator.coordinator.state import Coordinator
 from dlion_worker.coordination import client, kept
+from dlion_worker.policies.clusters import graph_of_groups, problem_of
 from dlion_worker.results.events import read_events
 from dlion_worker.sidecar import peer_words
 from hostile import bending
@@ -187,9 +188,12 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
 
 def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
     """What one sidecar says of itself to another, hostile."""
-    right = peer_words.to_wire(
-        measurements.Capacity(Rank(1), 10.0, 2.0, measurements.CapacitySource.UNKNOWN, 3), JOB, 1
-    )
+    grouping = measurements.Grouping(1, Rank(0), ((0,), (1,)), (0, 1))
+    capacity = measurements.Capacity(
+        Rank(1), 10.0, 2.0, measurements.CapacitySource.UNKNOWN, 3,
+        link_bytes_per_s={Rank(0): 1e6}, grouping=grouping,
+    )  # fmt: skip
+    right = peer_words.to_wire(capacity, JOB, 1)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
     try:
         share = measuring_pb2.CapacityShare.FromString(content)
@@ -198,6 +202,12 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
         return "refused"
     assert 0 <= capacity.samples_per_s <= peer_words.MOST_SAMPLES_PER_S
     assert 0 <= capacity.training_set_samples <= peer_words.MOST_TRAINING_SET_SAMPLES
+    assert all(0 < r <= peer_words.MOST_BYTES_PER_S for r in capacity.link_bytes_per_s.values())
+    if capacity.grouping is None or problem_of(capacity.grouping, (0, 1)):
+        return "refused"
+    graph = graph_of_groups(capacity.grouping)
+    assert set(graph) == {0, 1}
+    assert 1 in graph[Rank(0)]
     return "taken"
 
 

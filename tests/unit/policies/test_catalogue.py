@@ -93,6 +93,7 @@ def test_what_keeps_account_of_what_it_sent_may_not_give_way(
     ("policy", "exchange", "allowed"),
     [
         ("adpsgd", {"topology": "randomRegular", "degree": 2}, "allToAll, bipartite, ring"),
+        ("d2", {"topology": "clustered"}, "allToAll, bipartite, randomRegular, ring"),
         ("async", {"topology": "ring", "parameters": {"server": 0}}, "allToAll"),
     ],
 )

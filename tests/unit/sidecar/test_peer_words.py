@@ -7,11 +7,12 @@ numbers are refused. Leaves out: certificates (tests/local).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource, GradientNoise
+from dlion_api.measurements import Capacity, CapacitySource, GradientNoise, Grouping
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 from dlion_worker.sidecar.peer_words import from_wire, to_wire
@@ -21,11 +22,25 @@ NOISE = GradientNoise(-0.5, 90.25, 0.75)
 SAID = Capacity(Rank(2), 120.5, 2.0, CapacitySource.QUOTA, 7, 1437, 12, NOISE, 0.25)
 
 
-def test_a_capacity_survives_the_wire() -> None:
-    wire = to_wire(SAID, KEY, 3)
+GROUPING = Grouping(7, Rank(1), ((0, 2), (1,)), (2, 1))
+
+
+@pytest.mark.parametrize(
+    "said", [SAID, replace(SAID, link_bytes_per_s={0: 2.5e6, 1: 1e3}, grouping=GROUPING)]
+)
+def test_a_capacity_survives_the_wire(said: Capacity) -> None:
+    wire = to_wire(said, KEY, 3)
     again = measuring_pb2.CapacityShare.FromString(wire.SerializeToString())
-    assert from_wire(again, KEY, Rank(2)) == SAID
+    assert from_wire(again, KEY, Rank(2)) == said
     assert again.incarnation == 3
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf, 1e16])
+def test_a_link_of_a_senseless_rate_is_refused(rate: float) -> None:
+    wire = to_wire(replace(SAID, link_bytes_per_s={1: 1e6}), KEY, 3)
+    wire.link_bytes_per_s[0] = rate
+    with pytest.raises(ContractError):
+        from_wire(wire, KEY, Rank(2))
 
 
 @pytest.mark.parametrize(

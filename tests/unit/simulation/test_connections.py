@@ -154,3 +154,36 @@ def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -
         (ZERO, "down", TWO, up_s), (ZERO, "up 12", TWO, up_s), (TWO, "up 10", ZERO, up_s),
         (ONE, "down", TWO, up_s), (ONE, "up 12", TWO, up_s), (TWO, "up 11", ONE, up_s),
     ]  # fmt: skip
+
+
+def test_regrouped_workers_are_linked_where_both_want_it() -> None:
+    setting = Setting()
+    setting.connections.regroup(ZERO, frozenset({ONE}))
+    assert not setting.links[ZERO, TWO].is_up
+    assert not setting.links[TWO, ZERO].is_up
+    told = setting.run()
+    assert told == [(ZERO, "down", TWO, 0.0), (TWO, "down", ZERO, pytest.approx(LATENCY_S))]
+    setting.connections.regroup(ZERO, frozenset({ONE, TWO}))
+    setting.connections.regroup(TWO, frozenset({ONE}))  # before the handshake is over
+    assert setting.run() == []
+    began_s = setting.clock.now_s
+    setting.connections.regroup(TWO, frozenset({ZERO, ONE}))
+    assert [(rank, word, peer) for rank, word, peer, _ in setting.run()] == [
+        (ZERO, "up 12", TWO),
+        (TWO, "up 10", ZERO),
+    ]
+    assert setting.clock.now_s == pytest.approx(began_s + HANDSHAKE_S)
+    assert setting.links[ZERO, TWO].is_up
+
+
+def test_who_comes_back_is_linked_with_its_neighbours_of_then() -> None:
+    setting = Setting()
+    setting.connections.died(TWO, "gone")
+    setting.run()
+    setting.connections.regroup(ZERO, frozenset({ONE}))
+    setting.connections.regroup(TWO, frozenset({ONE}))
+    setting.connections.came(TWO)
+    assert {(rank, peer) for rank, word, peer, _ in setting.run() if word != "down"} == {
+        (ONE, TWO),
+        (TWO, ONE),
+    }

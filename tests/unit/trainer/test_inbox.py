@@ -16,6 +16,7 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
+    Regrouped,
 )
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.inbox import DEPARTURE_S, Farewell, Inbox, farewell
@@ -141,3 +142,12 @@ def test_nonsense_is_kept_as_a_refusal(inbox: Inbox) -> None:
     assert arrive(inbox, nonsense, Refused(B, "bad frame")) == []
     assert [refused.peer for refused in inbox.take_refusals()] == [A, B]
     assert inbox.take_refusals() == []
+
+
+def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_come(
+    inbox: Inbox,
+) -> None:
+    first, second, third = (Regrouped({A: frozenset({Rank(peer)})}) for peer in (2, 3, 4))
+    assert arrive(inbox, first, LinkUp(A, 1, 6), second) == []
+    assert inbox.start(7) == [second, MemberJoined(A, 7)]
+    assert arrive(inbox, third, LinkDown(A, 1, "no neighbour any more")) == [third, MemberLeft(A)]

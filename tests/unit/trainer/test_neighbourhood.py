@@ -10,9 +10,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from dlion_api.measurements import Directive, Grouping
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
+from dlion_worker.policies.clusters import graph_of_groups
+from dlion_worker.policies.interface import Regrouped
 from dlion_worker.trainer.neighbourhood import PATIENCE_S, Neighbourhood
 from local_run import job_document
 
@@ -22,18 +25,24 @@ READY, LOST = MemberState.READY, MemberState.LOST
 class Around:
     """Worker 0 of five on a ring (or all linked), what its exchange is told, and the time."""
 
-    def __init__(self, topology: str = "ring") -> None:
+    def __init__(self, topology: str = "ring", sites: int | dict[str, int] = 5) -> None:
         exchange = {"policy": "full", "topology": topology}
-        self.job = load_job(job_document(5, exchange=exchange))
+        self.job = load_job(job_document(sites, exchange=exchange))
         self.states = dict.fromkeys(range(5), READY)
         self.linked: list[Any] = []
+        self.regrouped: list[Regrouped] = []
         self.now_s = 0.0
         config: Any = SimpleNamespace(rank=0, link_address=lambda _rank, _service: None)
         told: Any = SimpleNamespace(
             set_members=lambda _members, _dial, *, linked: self.linked.append(linked)
         )
         self.near = Neighbourhood(
-            self.job, config, told, self.membership, clock_s=lambda: self.now_s
+            self.job,
+            config,
+            told,
+            self.membership,
+            regrouped=self.regrouped.append,
+            clock_s=lambda: self.now_s,
         )
 
     def membership(self) -> Membership:
@@ -94,3 +103,35 @@ def test_models_are_published_from_who_is_there_linked_or_not() -> None:
     around = Around()
     around.states[2] = LOST
     assert set(around.near.link_states()) == ranks(1, 3, 4)
+
+
+def test_neighbours_follow_the_newest_grouping_and_the_policy_hears_of_it() -> None:
+    around = Around("clustered", {"a": 3, "b": 2})
+    around.near.update()
+    newer = Grouping(2, Rank(1), ((0, 4), (1, 2, 3)), (4, 1))
+    for grouping in (
+        newer,
+        newer,
+        Grouping(1, Rank(0), ((0, 1, 2, 3, 4),), (0,)),  # late
+        Grouping(3, Rank(0), ((0, 1, 2, 3),), (0,)),  # of another number of workers
+        None,
+    ):
+        around.near.directed(Directive(1, 8, 40, grouping=grouping))
+    assert around.linked == [ranks(1, 2, 3), ranks(4)]
+    assert around.near.neighbours() == ranks(4)
+    assert [event.graph[Rank(0)] for event in around.regrouped] == [ranks(1, 2, 3), ranks(4)]
+    assert around.regrouped[-1].graph == graph_of_groups(newer)
+    around.near.widen(iteration_s=1.0)
+    around.near.directed(
+        Directive(2, 8, 40, grouping=Grouping(9, Rank(0), ((0, 1, 2, 3, 4),), (0,)))
+    )
+    assert around.linked[2:] == [None, None]
+
+
+def test_a_job_of_another_topology_hears_of_no_grouping() -> None:
+    around = Around()
+    around.near.directed(
+        Directive(1, 8, 40, grouping=Grouping(2, Rank(0), ((0, 1, 2, 3, 4),), (0,)))
+    )
+    assert around.linked == []
+    assert around.near.neighbours() == ranks(1, 4)

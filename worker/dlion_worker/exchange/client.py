@@ -144,8 +144,10 @@ class Dialler:
         self._last_report = ""
         self.stream: OutgoingStream | None = None
 
-    async def run(self) -> None:
-        """Dials for ever; cancel it to stop."""
+    async def run(self, *, after: asyncio.Task[None] | None = None) -> None:
+        """Dials for ever; cancel it to stop. `after`: an earlier call, which is to end before."""
+        if after is not None:
+            await asyncio.wait({after})
         wait_s = FIRST_WAIT_S
         while True:
             self._link.redial.clear()

@@ -119,8 +119,9 @@ class Exchange:
         *,
         linked: Collection[Rank] | None = None,
     ) -> None:
-        """Keeps links to these members, or to those `linked` among them (never fewer than before):
-        of the others only states are pulled. `dial` names other addresses to dial (a relay's)."""
+        """Keeps links to these members, or to those `linked` among them: of the others only states
+        are pulled, and links that there are to them end. `dial` names other addresses to dial (a
+        relay's)."""
         self._call(self._set_members, membership, dict(dial or {}), linked)
 
     def set_iteration(self, iteration: int) -> None:
@@ -160,9 +161,8 @@ class Exchange:
 
     def one_way_delays_s(self) -> dict[Rank, float]:
         """Of each idle link: half the least time until something was acknowledged."""
-        delays = {
-            rank: link.outbox.idle_delay_s for rank, link in list(self._links.by_rank.items())
-        }
+        links = list(self._links.by_rank.items())
+        delays = {rank: link.outbox.idle_delay_s for rank, link in links}
         return {rank: delay_s / 2 for rank, delay_s in delays.items() if delay_s is not None}
 
     def quarantine(self, peer: Rank, reason: str) -> None:
@@ -172,12 +172,11 @@ class Exchange:
     def link_states(self) -> dict[Rank, LinkState]:
         """Every link's counters just now."""
         links = list(self._links.by_rank.items())
-        return {rank: link.state() for rank, link in links if link.wanted}
+        return {rank: link.state() for rank, link in links if link.was_wanted}
 
     def wire_bytes(self) -> int:
         """Bytes sent and received so far, on all links that there have been."""
-        links = list(self._links.by_rank.values())
-        return sum(link.outbox.wire_sent_bytes + link.wire_received_bytes for link in links)
+        return sum(link.wire_bytes for link in list(self._links.by_rank.values()))
 
     def cpu_s(self) -> float:
         """CPU seconds of the exchange so far, gRPC's threads included; call it from one thread."""
@@ -297,8 +296,11 @@ class Exchange:
             if rank == self._config.identity.rank:
                 continue
             link = self._links.by_rank.get(rank) or self._add(member.identity)
-            if not link.wanted and (linked is None or rank in linked):
+            is_wanted = linked is None or rank in linked
+            if is_wanted and not link.wanted:
                 self._keep(link)
+            elif link.wanted and not is_wanted:
+                self._let_go(link)
             if rank in dial and dial[rank] != link.override:
                 link.override = dial[rank]
                 link.redial.set()
@@ -315,11 +317,17 @@ class Exchange:
         return link
 
     def _keep(self, link: Link) -> None:
-        link.wanted = True
-        dialling = self._diallers[link.rank].run()
+        link.wanted = link.was_wanted = True
+        dialling = self._diallers[link.rank].run(after=self._dialling.get(link.rank))
         task = asyncio.create_task(dialling, name=f"dial rank {link.rank}")
         self._dialling[link.rank] = task
         task.add_done_callback(_report_defect)
+
+    def _let_go(self, link: Link) -> None:
+        """The peer hears that the stream has ended; what it dials is refused until it is wanted."""
+        link.wanted = False
+        link.break_off("no neighbour any more")
+        self._dialling[link.rank].cancel()
 
     def _drain(self) -> None:
         while self._outgoing:

@@ -73,6 +73,8 @@ class Link:
         self.override: str | None = None
         self.wanted = False
         """Whether streams to and from this peer are kept; else only states are pulled."""
+        self.was_wanted = False
+        """Whether they are, or were before: what they carried counts."""
         self.incoming: Stream | None = None
         self.outgoing: Stream | None = None
         self.received_total = 0
@@ -93,6 +95,11 @@ class Link:
     def target(self) -> str:
         """Where to dial; empty: nowhere, as far as is known."""
         return self.override or self.address
+
+    @property
+    def wire_bytes(self) -> int:
+        """Sent and received so far."""
+        return self.outbox.wire_sent_bytes + self.wire_received_bytes
 
     # ---- what the trainer wants ----
 

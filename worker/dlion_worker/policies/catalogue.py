@@ -120,6 +120,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         "Gossip of weights, corrected for skewed data.",
         f"{_HERE}.d2:d2",
         D2Parameters,
+        topologies=("allToAll", "bipartite", "randomRegular", "ring"),
         own_pace=True,
     ),
     "eventgrad": Policy(

@@ -31,6 +31,7 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
+    Regrouped,
     Replace,
     Send,
     Value,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.policies.building import Context
+    from dlion_worker.policies.interface import Event
     from dlion_worker.policies.weight_parameters import HopParameters
 
 
@@ -65,6 +67,12 @@ class Hop(QueuedWeightsMachine):
         self._is_averaging = False
         self._level = 0
         """The iteration of the last average: past its own step where this worker has skipped."""
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Where the graph changes, what its neighbours count changes with it."""
+        if isinstance(event, Regrouped):
+            self._likeness = likeness(event.graph, self.context.rank)
+        return super().handle(event)
 
     def next_iteration(self) -> int:
         """One more than the last average's."""
@@ -134,7 +142,7 @@ class Hop(QueuedWeightsMachine):
             return None
         found[self.context.rank] = (self.synchronizer.own, self.weights_D)
         counts = {
-            rank: max(0, iteration - first + 1) * self._likeness[rank]
+            rank: max(0, iteration - first + 1) * self._likeness.get(rank, 1.0)
             for rank, (iteration, _) in found.items()
         }
         total = sum(counts.values())

@@ -127,7 +127,26 @@ class Descended:
     """The weights have just taken the update of this worker's `Descend`."""
 
 
-Event = LocalStepDone | MessageArrived | MemberJoined | MemberLeft | BudgetsChanged | Descended
+@dataclass(frozen=True)
+class Regrouped:
+    """Under `exchange.topology: clustered`, with whom each worker exchanges from now on.
+
+    Links follow: what is no neighbour any more leaves, what has become one joins. For policies in
+    which it matters how many neighbours a neighbour has; all others may pass it over.
+    """
+
+    graph: Mapping[Rank, frozenset[Rank]]
+
+
+Event = (
+    LocalStepDone
+    | MessageArrived
+    | MemberJoined
+    | MemberLeft
+    | BudgetsChanged
+    | Descended
+    | Regrouped
+)
 
 # ---- instructions: what is to be done -----------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Called by `building`, by the sidecar's director, and by trainer and simulator, which link what is
 beside each other here and nothing else. Pure: a graph follows from topology, degree, seed and
 ranks. It is over all workers that may ever take part, and connected; who is not there just now is
-missing from it, whoever that parts.
+missing from it, whoever that parts. Under `clustered` it says who may ever be linked: everybody;
+who is now, `clusters` says.
 
 - `ring`: each worker and those beside it by rank.
 - `randomRegular`: each with `degree` others, drawn by networkx until the graph is connected. With
@@ -21,7 +22,7 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dlion_api.names import Rank
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from dlion_api.spec import Job, Spec
+
+CLUSTERED: Final = "clustered"
 
 
 def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
@@ -43,7 +46,7 @@ def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Ran
 
 
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
-    """The workers of a job with whom that one exchanges."""
+    """The workers of a job with whom that one exchanges, or may."""
     return graph_of(job.spec, [worker.rank for worker in job.workers()])[rank]
 
 
@@ -61,7 +64,7 @@ def beside(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:
 def _graph(
     topology: str, degree: int | None, seed: int, ranks: tuple[Rank, ...]
 ) -> Mapping[Rank, frozenset[Rank]]:
-    if topology == "allToAll":
+    if topology in ("allToAll", CLUSTERED):
         everybody = frozenset(ranks)
         return MappingProxyType({rank: everybody - {rank} for rank in ranks})
     built = _built(topology, degree, random.Random(seed), len(ranks))  # noqa: S311 - no secret
@@ -85,7 +88,7 @@ def _built(topology: str, degree: int | None, chance: random.Random, count: int)
         return nx.Graph(_between_sides(degree, chance, count))
     raise ValueError(
         f"topology {topology!r} with degree {degree}; allowed: allToAll, ring, randomRegular with"
-        " a degree, bipartite"
+        " a degree, bipartite, clustered"
     )
 
 

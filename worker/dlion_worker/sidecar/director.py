@@ -16,6 +16,7 @@ from dlion_api.measurements import (
     Capacity,
     CpuAllowance,
     Directive,
+    Grouping,
     LinkDelivery,
     MeasuringEndpoint,
     Peers,
@@ -32,11 +33,12 @@ from dlion_worker.policies.goodput import (
     NoiseEstimator,
     noise_scale,
 )
-from dlion_worker.policies.topology import neighbours_of
+from dlion_worker.policies.topology import CLUSTERED, neighbours_of
 from dlion_worker.sidecar.budgets import LinkBudgets
 from dlion_worker.sidecar.capacities import Capacities
 from dlion_worker.sidecar.capacity import CapacityEstimator
 from dlion_worker.sidecar.exchange_cost import ExchangeCost
+from dlion_worker.sidecar.groups import Groups
 from dlion_worker.sidecar.reasons import reason_for
 
 SHARE_TOLERANCE_FRACTION = 0.02
@@ -58,7 +60,8 @@ class Director:
     def __init__(self, job: Job, rank: Rank) -> None:
         self._job, self._rank = job, rank
         self._everyone = frozenset(worker.rank for worker in job.workers())
-        self._neighbours = neighbours_of(job, rank)
+        self._groups = Groups(job, rank) if job.spec.exchange.topology == CLUSTERED else None
+        self._fixed_neighbours = neighbours_of(job, rank)
         self._estimator = CapacityEstimator()
         self.capacities = Capacities(rank)
         self.links = LinkBudgets(
@@ -118,7 +121,8 @@ class Director:
                 self._peers = tuple(m for m in ready if m.identity.rank != self._rank)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
-                self.links.set_peers(member.identity.rank for member in self.neighbours())
+                self._set_links()
+                self._look(now_s)
             case Directive():
                 self._resume(record)
             case MeasuringEndpoint():
@@ -126,13 +130,27 @@ class Director:
         return self._direct()
 
     def heard(self, capacity: Capacity, incarnation: int) -> Directive | None:
-        """Takes what a peer's sidecar said of its worker."""
-        return self._direct() if self.capacities.learn(capacity, incarnation) else None
+        """Takes what a peer's sidecar said of its worker.
+
+        Raises: ContractError where its grouping makes no sense.
+        """
+        is_news = self._heard_of_groups(capacity)
+        is_news |= self.capacities.learn(capacity, incarnation)
+        return self._direct() if is_news else None
+
+    def look(self, now_s: float) -> Directive | None:
+        """Called every second or so: whether workers are to be grouped otherwise."""
+        return self._direct() if self._look(now_s) else None
 
     def probed(
         self, peer: Rank, busy_bytes: int, receiver_busy_s: float, now_s: float
     ) -> Directive | None:
         """Takes the outcome of a probe."""
+        if self._groups is not None:
+            if receiver_busy_s > 0:
+                self._groups.rates.probed(peer, busy_bytes / receiver_busy_s)
+            if now_s - self._looked_at_s.get(peer, float("-inf")) < IDLE_LINK_S:
+                return None  # training goes on beside: its own transfers tell more
         self._looked_at_s[peer] = now_s
         self.links.probed(peer, busy_bytes, receiver_busy_s)
         return self._direct()
@@ -145,7 +163,21 @@ class Director:
 
     def neighbours(self) -> tuple[Member, ...]:
         """Those among them to whom this worker has a link."""
-        return tuple(m for m in self.peers() if m.identity.rank in self._neighbours)
+        ranks = self._fixed_neighbours if self._groups is None else self._groups.neighbours
+        return tuple(m for m in self.peers() if m.identity.rank in ranks)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """Who is linked with whom now, where groups decide that."""
+        return None if self._groups is None else self._groups.held
+
+    def own(self) -> Capacity:
+        """What the other sidecars are told of this worker."""
+        capacity = self.capacities.own()
+        if self._groups is None:
+            return capacity
+        rates = self._groups.rates.own()
+        return replace(capacity, link_bytes_per_s=rates, grouping=self._groups.held)
 
     def incarnation(self) -> int:
         """Which start of this worker the membership knows; 0 before it joined."""
@@ -155,8 +187,13 @@ class Director:
     def link_to_probe(self, now_s: float) -> Member | None:
         """A peer whose link nobody has used for a while, one at a time; None: all are known.
 
-        Asking counts as probing: a probe that fails is not repeated at once.
+        Asking counts as probing: a probe that fails is not repeated at once. Where groups go by
+        what links carry, all of them are probed in turn, used or not.
         """
+        if self._groups is not None:
+            by_rank = {member.identity.rank: member for member in self.peers()}
+            rank_to_probe = self._groups.rates.next_to_probe(by_rank, now_s)
+            return None if rank_to_probe is None else by_rank[rank_to_probe]
         for member in self.neighbours():
             rank = member.identity.rank
             known = rank in self.links.bandwidths()
@@ -202,6 +239,35 @@ class Director:
         ]
         return max(times, default=0.0)
 
+    def _bandwidths(self) -> dict[Rank, float]:
+        """Of the links that there are and, for who replays the run, of those that are probed."""
+        probed = {} if self._groups is None else self._groups.rates.own()
+        return {**probed, **self.links.bandwidths()}
+
+    def _set_links(self) -> None:
+        """Budgets are for neighbours; of one that has become one a probe may be known."""
+        self.links.set_peers(member.identity.rank for member in self.neighbours())
+        if self._groups is not None:
+            self.links.resume(self._groups.rates.own())
+
+    def _heard_of_groups(self, capacity: Capacity) -> bool:
+        """Whether another grouping is held now."""
+        if self._groups is None:
+            return False
+        self._groups.rates.told(capacity.rank, capacity.link_bytes_per_s)
+        if capacity.grouping is None or not self._groups.take(capacity.grouping):
+            return False
+        self._set_links()
+        return True
+
+    def _look(self, now_s: float) -> bool:
+        if self._groups is None or self._membership is None:
+            return False
+        regrouped = self._groups.look(self._active(), now_s)
+        if regrouped:
+            self._set_links()
+        return regrouped
+
     def _publish(self, now_s: float) -> None:
         estimate = self._estimator.estimate()
         if estimate is None:
@@ -224,6 +290,8 @@ class Director:
             return
         self._version = directive.version
         self.directive = directive
+        if self._groups is not None and directive.grouping is not None:
+            self._groups.take(directive.grouping)
         if self._goodput is not None:
             self._goodput.resume(directive.global_batch_size)
         self.capacities.resume(dict(directive.capacities))
@@ -267,7 +335,8 @@ class Director:
             global_batch_size=global_size,
             budget_bytes=self.links.budgets(),
             capacities=self.capacities.known(active),
-            bandwidth_bytes_per_s=self.links.bandwidths(),
+            bandwidth_bytes_per_s=self._bandwidths(),
+            grouping=self.grouping,
         )
         if self.directive is not None and not (
             _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
@@ -288,6 +357,8 @@ def _differs(last: Directive, wanted: Directive) -> bool:
         wanted.local_batch_size,
         wanted.global_batch_size,
     ):
+        return True
+    if last.grouping != wanted.grouping:
         return True
     if last.budget_bytes.keys() != wanted.budget_bytes.keys():
         return True

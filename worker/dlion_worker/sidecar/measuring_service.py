@@ -52,9 +52,9 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         try:
             self._check_caller(request.run, request.rank, context)
             capacity = from_wire(request, self._key, Rank(request.rank))
+            self._worker.heard(capacity, request.incarnation)
         except ContractError as error:
             await self._refuse(context, error)
-        self._worker.heard(capacity, request.incarnation)
         return to_wire(self._worker.own(), self._key, self._worker.incarnation())
 
     async def Probe(  # noqa: N802 - gRPC's name

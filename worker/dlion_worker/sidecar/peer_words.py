@@ -9,13 +9,14 @@ import math
 from typing import Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource, GradientNoise
+from dlion_api.measurements import Capacity, CapacitySource, GradientNoise, Grouping
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 
 MOST_SAMPLES_PER_S = 1e9
 MOST_TRAINING_SET_SAMPLES = 1e15
 MOST_NOISE = 1e30
+MOST_BYTES_PER_S = 1e15
 PROBE_CHUNK_BYTES = 8192
 PROBE_CHUNK_COUNT = 16
 """128 KiB in all: a tenth of a second at 10 Mbit/s."""
@@ -35,7 +36,8 @@ class OwnWorker(Protocol):
         ...
 
     def heard(self, capacity: Capacity, incarnation: int) -> None:
-        """Takes what a peer said of itself."""
+        """Takes what a peer said of itself. Raises: ContractError where its grouping makes no
+        sense."""
         ...
 
     def refused(self) -> None:
@@ -60,6 +62,8 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         noise_variance=0.0 if noise is None else noise.variance,
         noise_weight=0.0 if noise is None else noise.weight,
         exchange_s=capacity.exchange_s,
+        link_bytes_per_s={int(peer): rate for peer, rate in capacity.link_bytes_per_s.items()},
+        grouping=None if capacity.grouping is None else _grouping_to_wire(capacity.grouping),
     )
 
 
@@ -103,4 +107,27 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         share.own_samples,
         noise,
         share.exchange_s,
+        _rates_from_wire(share, who),
+        _grouping_from_wire(share.grouping) if share.HasField("grouping") else None,
     )
+
+
+def _rates_from_wire(share: measuring_pb2.CapacityShare, who: str) -> dict[Rank, float]:
+    for peer, rate in share.link_bytes_per_s.items():
+        if not 0.0 < rate <= MOST_BYTES_PER_S:  # which nan is not, either
+            allowed = f"above 0 to {MOST_BYTES_PER_S:g}"
+            raise ContractError(f"{who}: link to {peer}: {rate} bytes/s; allowed: {allowed}")
+    return {Rank(peer): rate for peer, rate in sorted(share.link_bytes_per_s.items())}
+
+
+def _grouping_to_wire(grouping: Grouping) -> measuring_pb2.Grouping:
+    pairs = zip(grouping.groups, grouping.gateways, strict=True)
+    groups = [measuring_pb2.Group(ranks=group, gateway=gateway) for group, gateway in pairs]
+    return measuring_pb2.Grouping(version=grouping.version, decider=grouping.decider, groups=groups)
+
+
+def _grouping_from_wire(told: measuring_pb2.Grouping) -> Grouping:
+    """Whose workers they are is for `Groups.take` to check, which knows them."""
+    groups = tuple(tuple(map(Rank, group.ranks)) for group in told.groups)
+    gateways = tuple(Rank(group.gateway) for group in told.groups)
+    return Grouping(told.version, Rank(told.decider), groups, gateways)

@@ -78,8 +78,9 @@ class Sidecar:
     # ---- what the measuring service and the caller need ----------------------------------------
 
     def own(self) -> Capacity:
-        """This worker's published capacity."""
-        return self._director.capacities.own()
+        """What is told of this worker: its published capacity, and where groups go by links these
+        and the grouping."""
+        return self._director.own()
 
     def incarnation(self) -> int:
         """Which start of this worker the membership knows."""
@@ -106,7 +107,10 @@ class Sidecar:
             return
         if isinstance(record, Peers):
             self._caller.set_peers(self._director.peers())
-        if self.own() is not self._told:
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        if self._caller is not None and self.own() != self._told:
             self._told = self.own()
             self._caller.tell()
 
@@ -195,6 +199,8 @@ class Sidecar:
         while not stopped.is_set() and (end_s is None or time.monotonic() < end_s):
             while await self._probe_one():
                 pass
+            self._issue(self._director.look(time.monotonic()))
+            self._tell_news()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_TICK_S):
                     await stopped.wait()

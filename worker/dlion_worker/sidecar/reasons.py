@@ -12,6 +12,8 @@ from dlion_api.names import Rank
 
 MOST_CHANGES = 6
 NOTABLE_FRACTION = 0.02
+MOST_CHARACTERS = 200
+"""Of the groups, by their members: of more workers only the count is told."""
 
 
 def reason_for(before: Directive | None, after: Directive) -> str:
@@ -24,6 +26,7 @@ def reason_for(before: Directive | None, after: Directive) -> str:
     if before is None:
         return f"first directive: {after.local_batch_size} of {after.global_batch_size} samples"
     changes = [
+        *_groups(before, after),
         *_global_batch(before, after),
         *_moves("capacity of {}", before.capacities, after.capacities, 1.0, "samples/s"),
         *_moves(
@@ -38,6 +41,28 @@ def reason_for(before: Directive | None, after: Directive) -> str:
         changes = [*_budgets(before, after)]
     more = len(changes) - MOST_CHANGES
     return "; ".join(changes[:MOST_CHANGES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _groups(before: Directive, after: Directive) -> list[str]:
+    """Groups by their members, gateways first.
+
+    >>> from dlion_api.measurements import Grouping
+    >>> first = Directive(1, 48, 192, grouping=Grouping(0, 0, ((0, 1, 2),), (0,)))
+    >>> second = Directive(2, 48, 192, grouping=Grouping(1, 0, ((0, 1), (2,)), (1, 2)))
+    >>> reason_for(first, second)
+    'worker 0 made groups (1) of links: 1 0 | 2'
+    """
+    grouping = after.grouping
+    if grouping is None or grouping == before.grouping:
+        return []
+    pairs = zip(grouping.groups, grouping.gateways, strict=True)
+    shown = " | ".join(
+        " ".join(map(str, [gateway, *(rank for rank in group if rank != gateway)]))
+        for group, gateway in pairs
+    )
+    if len(shown) > MOST_CHARACTERS:
+        shown = f"{len(grouping.groups)} of {sum(map(len, grouping.groups))} workers"
+    return [f"worker {grouping.decider} made groups ({grouping.version}) of links: {shown}"]
 
 
 def _global_batch(before: Directive, after: Directive) -> list[str]:

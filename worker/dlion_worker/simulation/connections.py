@@ -36,6 +36,8 @@ average."""
 HANDSHAKE_ROUND_TRIPS = 3
 """TCP, TLS, and a hello that is acknowledged."""
 
+NO_NEIGHBOUR = "no neighbour any more"
+
 Pair = tuple["Rank", "Rank"]
 
 
@@ -53,11 +55,11 @@ class Connections:
         tell: Callable[[Rank, LinkUp | LinkDown], None],
         iteration_of: Callable[[Rank], int],
     ) -> None:
-        """`graph`: who is linked with whom. `link(sender, receiver)` is one direction. `tell(rank,
-        event)`: that worker hears of it. `iteration_of`: the last one that a worker has finished,
-        for its hellos."""
+        """`graph`: who is linked with whom, until they are regrouped. `link(sender, receiver)` is
+        one direction. `tell(rank, event)`: that worker hears of it. `iteration_of`: the last one
+        that a worker has finished, for its hellos."""
         self._clock, self._network = clock, network
-        self._conditions, self._graph = conditions, graph
+        self._conditions, self._graph = conditions, dict(graph)
         self._link, self._tell, self._iteration_of = link, tell, iteration_of
         self._present: set[Rank] = set()
         self._up: set[Pair] = set()
@@ -82,11 +84,24 @@ class Connections:
     def came(self, rank: Rank) -> None:
         """A process is ready: it is linked with its neighbours that it reaches, all at once."""
         self._present.add(rank)
-        peers = sorted(self._present & self._graph[rank])
+        peers = sorted(self._present & self._mutual(rank))
         farthest_s = max((self._network.round_trip_s(rank, peer) for peer in peers), default=0.0)
         for peer in peers:
             connect = partial(self._connect, _pair(rank, peer))
             self._clock.after(HANDSHAKE_ROUND_TRIPS * farthest_s, connect)
+
+    def regroup(self, rank: Rank, neighbours: frozenset[Rank]) -> None:
+        """A worker is to be linked with those from now on: with whom also wants it, a dial later;
+        its other links end at once."""
+        self._graph[rank] = neighbours
+        for peer in self.linked(rank):
+            if peer not in neighbours:
+                self._break(rank, peer, NO_NEIGHBOUR)
+                self._tell_down(rank, peer, NO_NEIGHBOUR, after_s=0.0)
+        for peer in sorted(self._present & self._mutual(rank) - set(self.linked(rank))):
+            if rank in self._present:
+                round_trips_s = HANDSHAKE_ROUND_TRIPS * self._network.round_trip_s(rank, peer)
+                self._clock.after(round_trips_s, partial(self._connect, _pair(rank, peer)))
 
     def died(self, rank: Rank, reason: str) -> None:
         """A process is gone: its peers hear of it at once, but not those behind a cut."""
@@ -122,9 +137,13 @@ class Connections:
         return sorted(
             (one, other)
             for one in ranks
-            for other in self._graph[one]
+            for other in self._mutual(one)
             if one < other and other in ranks
         )
+
+    def _mutual(self, rank: Rank) -> frozenset[Rank]:
+        """With whom it is to be linked, as both ends have it."""
+        return frozenset(peer for peer in self._graph[rank] if rank in self._graph[peer])
 
     def _restore(self, pair: Pair) -> None:
         """What was cut passes again; what was let go meanwhile is dialled."""
@@ -155,6 +174,8 @@ class Connections:
 
     def _connect(self, pair: Pair) -> None:
         if pair in self._up or not self._present.issuperset(pair) or self._is_cut(pair):
+            return
+        if pair[1] not in self._mutual(pair[0]):
             return
         self._open(pair)
         for rank, peer in (pair, pair[::-1]):

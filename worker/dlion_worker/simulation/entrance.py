@@ -79,7 +79,7 @@ class VirtualEntrance:
         if not linked <= answers.keys():
             return False
         workers = self._job.workers()
-        if len(linked) >= len(self._worker.parts.links):
+        if linked >= self._worker.neighbours:
             return True
         deadline_s = self._job.spec.start_deadline_seconds
         if deadline_s is None or self._clock.now_s - self._began_s < deadline_s:

@@ -13,12 +13,16 @@ from dlion_api.measurements import CpuAllowance, Peers, SpeedProbe
 if TYPE_CHECKING:
     from dlion_api.membership import Membership
     from dlion_api.names import Rank
-    from dlion_worker.simulation.worker import WorkerParts
+    from dlion_worker.environments.plan import Conditions
+    from dlion_worker.simulation.surroundings import WorkerParts
 
 PROBE_CORE_S = 1.0
 """Of measuring before the first step; outside virtual time, which begins with training."""
 
 PROBE_BYTES = 2**20
+
+FASTEST_BYTES_PER_S = 1.25e9
+"""What a probe finds on a link without a limit."""
 
 
 def tell_membership(parts: WorkerParts, membership: Membership, now_s: float) -> None:
@@ -40,6 +44,19 @@ def probe_link(parts: WorkerParts, peer: Rank, alone_bytes_per_s: float, now_s: 
     known = peer in parts.director.links.bandwidths()
     if not known and 0 < alone_bytes_per_s < float("inf"):
         parts.director.probed(peer, PROBE_BYTES, PROBE_BYTES / alone_bytes_per_s, now_s)
+
+
+def probe_pairs(parts: WorkerParts, conditions: Conditions, now_s: float) -> None:
+    """Where groups go by what links carry: probes that are due, and a look at their outcome."""
+    director = parts.director
+    if director.grouping is None:
+        return
+    while (member := director.link_to_probe(now_s)) is not None:
+        peer = member.identity.rank
+        bytes_per_s = min(FASTEST_BYTES_PER_S, conditions.link_bytes_per_s(parts.rank, peer))
+        if bytes_per_s > 0:
+            director.probed(peer, PROBE_BYTES, PROBE_BYTES / bytes_per_s, now_s)
+    director.look(now_s)
 
 
 def probe_speed(parts: WorkerParts, now_s: float) -> None:

@@ -19,6 +19,7 @@ from dlion_worker.simulation.entrance import VirtualEntrance
 from dlion_worker.simulation.introduction import (
     introduce,
     probe_link,
+    probe_pairs,
     probe_speed,
     tell_membership,
 )
@@ -93,6 +94,8 @@ class Roster:
                 self.workers[identity.rank] = self._build(identity, 1)
                 self._note(identity, MemberState.READY, 1)
         membership = self._membership()
+        for worker in self.workers.values():
+            worker.follow_grouping()
         self._connections.begin(self.workers)
         for rank, worker in self.workers.items():
             introduce(worker.parts, membership, 0.0)
@@ -132,6 +135,14 @@ class Roster:
         for peer, worker in self.present.items():
             if peer != rank and peer not in cut:
                 worker.heard(capacity, self._incarnation(rank))
+
+    def measure(self, rank: Rank) -> None:
+        """Probes of links that are due at that worker's sidecar."""
+        probe_pairs(self.workers[rank].parts, self._conditions, self._clock.now_s)
+
+    def regroup(self, rank: Rank, neighbours: frozenset[Rank]) -> None:
+        """A worker is to be linked with those from now on."""
+        self._connections.regroup(rank, neighbours)
 
     def give_up(self, rank: Rank, peer: Rank, reason: str) -> None:
         """A worker breaks a link off."""
@@ -192,6 +203,7 @@ class Roster:
         )
         self._note(identity, MemberState.READY, incarnation)
         introduce(worker.parts, self._membership(), self._clock.now_s)
+        worker.follow_grouping()
         self._tell_membership()
         self._connections.came(rank)
 
@@ -211,9 +223,7 @@ class Roster:
         if isinstance(event, LinkUp):
             self._probe(rank, event.peer)
             peer = self.workers[event.peer]
-            self.workers[rank].heard(
-                peer.parts.director.capacities.own(), self._incarnation(event.peer)
-            )
+            self.workers[rank].heard(peer.parts.director.own(), self._incarnation(event.peer))
         self.workers[rank].arrive(event)
 
     def _probe(self, rank: Rank, peer: Rank) -> None:
@@ -237,3 +247,4 @@ class Roster:
         membership, now_s = self._membership(), self._clock.now_s
         for worker in self.present.values():
             tell_membership(worker.parts, membership, now_s)
+            worker.follow_grouping()

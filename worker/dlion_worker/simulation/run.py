@@ -31,8 +31,9 @@ from dlion_worker.simulation.links import VirtualLink
 from dlion_worker.simulation.network import Network
 from dlion_worker.simulation.pace import Pace
 from dlion_worker.simulation.roster import Roster
+from dlion_worker.simulation.surroundings import Surroundings, WorkerParts
 from dlion_worker.simulation.trace import Trace
-from dlion_worker.simulation.worker import Phase, Surroundings, VirtualWorker, WorkerParts
+from dlion_worker.simulation.worker import Phase, VirtualWorker
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.stopping import EvaluationSchedule
@@ -173,6 +174,8 @@ class Simulation:
             self._clock,
             executor,
             told=self._roster.told,
+            measured=self._roster.measure,
+            regrouped=self._roster.regroup,
             stepped=self._stepped,
             stopped=self._stopped,
         )

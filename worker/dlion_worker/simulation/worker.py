@@ -7,7 +7,6 @@ its inputs are fixed when the step begins, so threads change nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,14 @@ from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
 from dlion_worker.policies.catalogue import has_barrier
+from dlion_worker.policies.clusters import graph_of_groups
 from dlion_worker.policies.interface import (
     BudgetsChanged,
     Event,
     LocalStepDone,
-    Machine,
     MessageArrived,
     MessageKind,
+    Regrouped,
 )
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.gradient_norms import NormMeter
@@ -32,23 +32,16 @@ from dlion_worker.trainer.reporting import worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Executor, Future
+    from collections.abc import Iterable
+    from concurrent.futures import Future
 
-    from dlion_api.measurements import Capacity, Directive
+    from dlion_api.measurements import Capacity, Directive, Grouping
     from dlion_api.names import Rank
-    from dlion_api.spec import Job
     from dlion_worker.exchange import ExchangeEvent
     from dlion_worker.policies.interface import Message
-    from dlion_worker.sidecar.director import Director
-    from dlion_worker.simulation.clock import Appointment, VirtualClock
-    from dlion_worker.simulation.costs import StepCosts
+    from dlion_worker.simulation.clock import Appointment
     from dlion_worker.simulation.entrance import VirtualEntrance
-    from dlion_worker.simulation.links import VirtualLink
-    from dlion_worker.simulation.pace import Pace
-    from dlion_worker.trainer.replica import LocalReplica
-    from dlion_worker.trainer.reporting import Reporter
-    from dlion_worker.training.datasets import BatchStream
+    from dlion_worker.simulation.surroundings import Surroundings, WorkerParts
     from dlion_worker.training.model import StepResult
 
 
@@ -64,43 +57,6 @@ class Phase(Enum):
     HELD = auto()
     STOPPED = auto()
     GONE = auto()
-
-
-@dataclass
-class WorkerParts:
-    """What one virtual worker is put together from."""
-
-    job: Job
-    rank: Rank
-    replica: LocalReplica
-    stream: BatchStream
-    machine: Machine
-    director: Director
-    reporter: Reporter
-    training_set_samples: int
-    costs: StepCosts
-    pace: Pace
-    units: float
-    """Relative compute: how many core seconds of the costs a second brings."""
-    links: dict[Rank, VirtualLink] = field(default_factory=dict)
-
-
-class Surroundings:
-    """What a worker asks of the run it takes part in."""
-
-    def __init__(
-        self,
-        clock: VirtualClock,
-        executor: Executor,
-        *,
-        told: Callable[[Rank, Capacity], None],
-        stepped: Callable[[VirtualWorker], None],
-        stopped: Callable[[Rank, str], None],
-    ) -> None:
-        """`told`: a capacity for the peers. `stepped`: an iteration is over. `stopped`: a stop
-        condition is met."""
-        self.clock, self.executor = clock, executor
-        self.told, self.stepped, self.stopped = told, stepped, stopped
 
 
 class VirtualWorker:
@@ -128,6 +84,9 @@ class VirtualWorker:
         self._around = around
         self._directive: Directive | None = None
         self._told: Capacity | None = None
+        self._grouping: Grouping | None = None
+        self.neighbours = frozenset(parts.links)
+        """With whom it exchanges now."""
         self._arrived: list[Event] = []
         self._step: Future[StepResult] | None = None
         self._due: Appointment | None = None
@@ -163,6 +122,18 @@ class VirtualWorker:
     def heard(self, capacity: Capacity, incarnation: int) -> None:
         """A peer's sidecar told its worker's capacity."""
         self.parts.director.heard(capacity, incarnation)
+        self.follow_grouping()
+
+    def follow_grouping(self) -> None:
+        """Where its sidecar holds another grouping its links change, and its policy is told."""
+        grouping = self.parts.director.grouping
+        if grouping is None or grouping == self._grouping:
+            return
+        self._grouping = grouping
+        graph = graph_of_groups(grouping)
+        self.neighbours = graph[self.rank]
+        self.inbox.put(Regrouped(graph))
+        self._around.regrouped(self.rank, self.neighbours)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -362,12 +333,14 @@ class VirtualWorker:
             ),
             now_s,
         )
+        self._around.measured(self.rank)
+        self.follow_grouping()
         self.tell()
 
     def tell(self) -> None:
         """This worker's capacity to its peers, where it is another than the last one told."""
-        own = self.parts.director.capacities.own()
-        if own is not self._told and own.samples_per_s > 0:
+        own = self.parts.director.own()
+        if own != self._told and own.samples_per_s > 0:
             self._told = own
             self._around.told(self.rank, own)
 

@@ -39,10 +39,10 @@ class Entrance:
         membership: Callable[[], Membership | None],
         stopped: Callable[[], str | None],
         has_barrier: bool,
-        neighbours: Collection[Rank] | None = None,
+        neighbours: Callable[[], Collection[Rank]] | None = None,
     ) -> None:
         """`has_barrier`: all workers make each update together, from equal weights. `neighbours`:
-        whom this worker is linked with, if not with everybody."""
+        whom this worker is to be linked with now, if not with everybody."""
         self._neighbours = neighbours
         self._job = job
         self._exchange = exchange
@@ -89,7 +89,7 @@ class Entrance:
         if self._neighbours is None:
             return len(linked) >= workers - 1
         joined = 0 if membership is None else len(membership.members)
-        return joined >= workers and len(linked) >= len(self._neighbours)
+        return joined >= workers and linked >= set(self._neighbours())
 
     def _enough_sites(self) -> bool:
         sites = {worker.rank: worker.site for worker in self._job.workers()}

@@ -23,6 +23,7 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
+    Regrouped,
 )
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.rendezvous import Answer
@@ -60,12 +61,14 @@ class Inbox:
     def __init__(self, send: Callable[[Rank, Message], None]) -> None:
         """`send(peer, message)` queues a message on a link."""
         self._send = send
-        self._queue: queue.SimpleQueue[ExchangeEvent] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ExchangeEvent | Regrouped] = queue.SimpleQueue()
         self._started = False
         self.iteration = 0
         """Before the start: the last iteration that this worker's own weights hold."""
         self.early: list[MessageArrived] = []
         """Messages that came before the start, in order."""
+        self._regrouped: list[Event] = []
+        """Before the start: the last that was heard of who exchanges with whom."""
         self.lives: dict[Rank, int] = {}
         """Peers that are linked, each with a number that changes when its link was down."""
         self._last_life = 0
@@ -92,12 +95,13 @@ class Inbox:
         """Peers whose links are up."""
         return set(self.lives)
 
-    def put(self, arrival: ExchangeEvent) -> None:
+    def put(self, arrival: ExchangeEvent | Regrouped) -> None:
         """Takes one arrival; never blocks."""
         self._queue.put(arrival)
 
     def start(self, iteration: int) -> list[Event]:
-        """Members that are linked, as of `iteration`, and what they have sent already.
+        """Members that are linked, as of `iteration`, and what they have sent already; before them
+        who exchanges with whom, where that changes.
 
         Steps up to `iteration` are left out: the weights to start from hold them.
         """
@@ -105,7 +109,8 @@ class Inbox:
         self._started = True
         self.forget_steps(iteration)
         early, self.early = self.early, []
-        return [*(MemberJoined(rank, iteration) for rank in sorted(self.lives)), *early]
+        joined = [MemberJoined(rank, iteration) for rank in sorted(self.lives)]
+        return [*self._regrouped, *joined, *early]
 
     def forget_steps(self, iteration: int) -> None:
         """Drops what came early of iterations up to that one."""
@@ -142,15 +147,18 @@ class Inbox:
         taken, self.refusals = self.refusals, []
         return taken
 
-    def _arrivals(self) -> Iterator[ExchangeEvent]:
+    def _arrivals(self) -> Iterator[ExchangeEvent | Regrouped]:
         while True:
             try:
                 yield self._queue.get_nowait()
             except queue.Empty:
                 return
 
-    def _translate(self, arrival: ExchangeEvent) -> list[Event]:
+    def _translate(self, arrival: ExchangeEvent | Regrouped) -> list[Event]:
         match arrival:
+            case Regrouped():
+                self._regrouped = [arrival]
+                return [arrival] if self._started else []
             case LinkUp(peer=peer, iteration=iteration):
                 self._link_up(peer)
                 joined = MemberJoined(peer, iteration)

@@ -4,6 +4,10 @@ Called by `worker` (membership, the end), `finishing` (who is still to come) and
 (publishing, which takes weights from everybody, linked or not). Under `exchange.topology:
 allToAll` neighbours are everybody, and nothing here makes a difference.
 
+Under `clustered` neighbours change with the sidecar's groupings, from before the first step on:
+links end and begin as each worker hears of one, and policies are told (`Regrouped`). A link is
+there only where both ends hold that they are neighbours.
+
 At the end the word that the run is over goes from neighbour to neighbour. Whoever has heard it
 opens links to all members that the coordinator knows; those that train on still refuse them, and
 it tries again. So leads come to everybody's last state.
@@ -16,11 +20,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlion_worker.policies.topology import neighbours_of
+from dlion_worker.policies.clusters import by_sites, graph_of_groups, problem_of
+from dlion_worker.policies.interface import Regrouped
+from dlion_worker.policies.topology import CLUSTERED, neighbours_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dlion_api.measurements import Directive, Grouping
     from dlion_api.membership import Membership
     from dlion_api.names import Rank
     from dlion_api.spec import Job
@@ -48,18 +55,46 @@ class Neighbourhood:
         exchange: Exchange,
         membership: Callable[[], Membership | None],
         *,
+        regrouped: Callable[[Regrouped], None] = lambda _event: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`regrouped`: neighbours are others from now on; from any thread."""
         self._job, self._config, self._exchange = job, config, exchange
         self._membership, self._clock_s = membership, clock_s
         self._rank = job.workers()[config.rank].rank
-        self.neighbours = neighbours_of(job, self._rank)
-        self.is_everybody = len(self.neighbours) == len(job.workers()) - 1
-        self._changing = threading.Lock()
+        self._sites = {worker.rank: worker.site for worker in job.workers()}
+        self._changing = threading.RLock()
+        self._regrouped = regrouped
+        self._grouping: Grouping | None = None
+        self._neighbours = neighbours_of(job, self._rank)
+        self.is_everybody = len(self._neighbours) == len(self._sites) - 1
+        if job.spec.exchange.topology == CLUSTERED:
+            self.is_everybody = False
+            self._regroup(by_sites(self._sites))
         self._is_wide = self.is_everybody
         self._met: set[Rank] = set()
         self._news_s = 0.0
         self._patience_s = PATIENCE_S
+
+    def neighbours(self) -> frozenset[Rank]:
+        """With whom this worker exchanges now."""
+        return self._neighbours
+
+    def directed(self, directive: Directive) -> None:
+        """The sidecar's newest word; from any thread."""
+        grouping = directive.grouping
+        if self._grouping is None or grouping is None or problem_of(grouping, self._sites):
+            return
+        with self._changing:
+            if grouping > self._grouping:
+                self._regroup(grouping)
+                self.update()
+
+    def _regroup(self, grouping: Grouping) -> None:
+        self._grouping = grouping
+        graph = graph_of_groups(grouping)
+        self._neighbours = graph[self._rank]
+        self._regrouped(Regrouped(graph))
 
     def update(self) -> None:
         """Links as the newest membership has it; from any thread."""
@@ -72,7 +107,7 @@ class Neighbourhood:
                 for worker in self._job.workers()
                 if (address := self._config.link_address(worker.rank, "exchange")) is not None
             }
-            linked = None if self._is_wide else self.neighbours
+            linked = None if self._is_wide else self._neighbours
             self._exchange.set_members(membership, dial, linked=linked)
 
     def widen(self, *, iteration_s: float) -> None:

@@ -185,9 +185,11 @@ class Worker:
         )
         self._closing.callback(self._exchange.close)
         self._exchange.start()
+        membership = self._coordination.membership
         self._neighbourhood = Neighbourhood(
-            self._job, self._config, self._exchange, self._coordination.membership
+            self._job, self._config, self._exchange, membership, regrouped=self._inbox.put
         )
+        self._sidecar.on_directive(self._neighbourhood.directed)
         self._companions = Companions(
             self._job,
             self._config,

@@ -1,0 +1,198 @@
+"""Jobs of `exchange.topology: clustered`, simulated and real.
+
+Proves, simulated: with two fast sites joined by slow links one pair alone exchanges between them, a
+third of the bytes of all with all, at the same steps; when links between sites become slow, and
+fast again, all workers regroup, once each time, to the same groups, and a small change regroups
+nobody; a gateway that dies is replaced, and training goes on; all is the same again, bit by bit. In
+reality: links carry weights inside groups and between gateways alone; when the gateway's trainer is
+killed another takes its place, all workers hold the same grouping, and the run ends with models of
+all. Left out: which groups (tests/property/test_clusters.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tests.support.simulations import Case, Simulated, four_workers, simulate_all
+
+from dlion_api.progress import DirectiveRecord, LinkRecord
+from local_run import LocalRun, blobs, job_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BETWEEN = {(rank, 3) for rank in range(3)} | {(3, rank) for rank in range(3)}
+LINKS: dict[str, Any] = {
+    "workers": [{"count": 4, "cores": 4}],
+    "insideSites": {"mbitPerS": 1000},
+    "betweenSites": {"mbitPerS": 20, "latencyMs": 10},
+}
+GROUPS = re.compile(r"made groups \((\d+)\) of links: ([\d |]+)")
+
+
+def settings(topology: str, steps: int, **more: Any) -> dict[str, Any]:
+    return {
+        "trainer.stop": {"maxSteps": steps},
+        "trainer.evaluation.everySamples": 100_000,
+        "batching.globalBatchSize": {"initial": 80, "growth": False},
+        "knowledgeTransfer.policy": "none",
+        "exchange": {"policy": "hop", "codec": "float16", "topology": topology},
+        "synchronization": {"mode": "bounded"},
+        **more,
+    }
+
+
+def between(run: Simulated) -> dict[tuple[int, int], int]:
+    return {pair: sent for pair in sorted(BETWEEN) if (sent := run.sent_bytes(*pair))}
+
+
+def groupings(run: Simulated, rank: int) -> list[tuple[float, int, str]]:
+    """When that worker was told to regroup, to which version, and the groups."""
+    told = []
+    for record in run.records:
+        if record["kind"] == "directive" and record["rank"] == rank:
+            for version, groups in GROUPS.findall(record["reason"]):
+                told.append((record["time_s"], int(version), groups.strip()))
+    return told
+
+
+def at(seconds: float, mbit_per_s: float) -> dict[str, Any]:
+    return {"at": {"seconds": seconds}, "betweenSitesMbitPerS": mbit_per_s}
+
+
+CHANGING = four_workers(**LINKS, changes=[at(40, 15), at(80, 300), at(220, 20)])
+SECONDS = 290
+"""A step takes half a second."""
+DYING = four_workers(**LINKS, absences=[{"worker": 0, "leaves": {"seconds": 10}}])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
+    cases = {
+        **{
+            topology: Case(four_workers(**LINKS), settings(topology, 40))
+            for topology in ("allToAll", "clustered")
+        },
+        "changing": Case(CHANGING, settings("clustered", 2 * SECONDS)),
+        "again": Case(CHANGING, settings("clustered", 2 * SECONDS), ("--threads", "1")),
+        "dying": Case(DYING, settings("clustered", 60)),
+    }
+    return simulate_all(tmp_path_factory.mktemp("clustered"), cases)
+
+
+def test_fewer_bytes_cross_the_slow_links(runs: dict[str, Simulated]) -> None:
+    every, clustered = between(runs["allToAll"]), between(runs["clustered"])
+    assert set(every) == BETWEEN
+    assert set(clustered) == {(0, 3), (3, 0)}
+    assert sum(clustered.values()) < 0.4 * sum(every.values())
+    assert len(runs["clustered"].steps[0]) == len(runs["allToAll"].steps[0]) == 40
+    # inside the site as much as before
+    assert runs["clustered"].sent_bytes(1, 2) == pytest.approx(
+        runs["allToAll"].sent_bytes(1, 2), rel=0.1
+    )
+
+
+def test_all_workers_regroup_alike_once_for_each_change_that_matters(
+    runs: dict[str, Simulated],
+) -> None:
+    run = runs["changing"]
+    told = [groupings(run, rank) for rank in range(4)]
+    assert [[words[1:] for words in each] for each in told] == 4 * [
+        [(1, "0 1 2 3"), (2, "0 1 2 | 3")]
+    ]
+    for joined, parted in ([when for when, *_ in each] for each in told):
+        assert 80 < joined < 180  # not at 40, where slow links became a little slower
+        assert 220 < parted < 280
+
+
+def test_a_gateway_that_dies_is_replaced_and_training_goes_on(runs: dict[str, Simulated]) -> None:
+    run = runs["dying"]
+    for rank in (1, 2, 3):
+        ((when, version, groups),) = groupings(run, rank)
+        assert (version, groups) == (1, "1 0 2 | 3")
+        assert 10 <= when < 12
+        assert run.steps[rank][-1]["iteration"] >= 59  # the first to have done 60 stops all
+    carried = between(run)
+    assert set(carried) == {(0, 3), (3, 0), (1, 3), (3, 1)}
+    assert carried[1, 3] > carried[0, 3] / 2
+
+
+def test_a_run_in_which_workers_regroup_is_the_same_again(runs: dict[str, Simulated]) -> None:
+    assert runs["again"].trace_hash == runs["changing"].trace_hash
+
+
+# ---- real processes ----------------------------------------------------------------------------
+
+SITES = {"plant-a": 3, "plant-b": 1}
+WITHOUT_0 = "1 0 2 | 3"
+"""The groups, each with its gateway first, once worker 0 is none."""
+
+FEW_BYTES = 4000
+"""More than the last words of a run, less than ten times its weights."""
+
+
+def told(run: LocalRun, rank: int) -> list[str]:
+    """Groups that this worker's trainer was told of."""
+    reasons = [r.reason for r in run.records() if isinstance(r, DirectiveRecord) and r.rank == rank]
+    return [groups.strip() for reason in reasons for _, groups in GROUPS.findall(reason)]
+
+
+@pytest.mark.timeout(250)
+def test_a_killed_gateway_is_replaced_and_the_run_ends_with_models_of_all(tmp_path: Path) -> None:
+    environment = tmp_path / "environment.yaml"
+    environment.write_text(
+        yaml.safe_dump(
+            {
+                "name": "apart",
+                "workers": [{"count": 4, "cores": 1}],
+                "sites": [{"name": "a", "workers": 3}, {"name": "b", "workers": 1}],
+                "insideSites": {"mbitPerS": 200},
+                "betweenSites": {"mbitPerS": 5},
+            }
+        )
+    )
+    back = tmp_path / "back"
+    document = job_document(
+        SITES,
+        trainer={
+            "program": blobs(
+                tmp_path,
+                nap_s=0.05,
+                more=f"""
+import os
+
+
+def nap(nap_s):
+    time.sleep(0.0 if os.path.exists({str(back)!r}) else float(nap_s))
+    return np.float32(0)
+""",
+            ),
+            "stop": {"maxSteps": 2000},
+        },
+        exchange={"policy": "hop", "codec": "float32", "topology": "clustered",
+                  "parameters": {"backupWorkers": 0}},
+    )  # fmt: skip
+    with LocalRun(tmp_path, document, "--environment", str(environment)) as run:
+        run.wait_for_step(20)
+        run.kill_trainer(0)
+        run.wait_until(
+            lambda: all(WITHOUT_0 in told(run, rank) for rank in (1, 2, 3)), "another gateway"
+        )
+        run.wait_until(lambda: run.events("WorkerRejoined", 0), "worker 0 is back")
+        back.touch()
+        assert run.finish() == 0, run.terminal()
+    sent = Counter[tuple[int, int]]()
+    for record in run.records():
+        if isinstance(record, LinkRecord):
+            sent[record.rank, record.peer] += record.sent_bytes
+    carried = {pair for pair in BETWEEN if sent[pair] > FEW_BYTES}
+    assert {(1, 3), (3, 1)} <= carried
+    assert not carried & {(2, 3), (3, 2)}
+    for site in SITES:
+        about = json.loads((run.folder / "models" / site / "model.json").read_text())
+        assert about["ranks"] == [0, 1, 2, 3]

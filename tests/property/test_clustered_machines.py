@@ -1,0 +1,154 @@
+"""Policies while workers are regrouped: links end and begin, and workers hear of it one by one.
+
+Proves: under random schedules, with groupings that come to each worker at a time of its own, nobody
+is held for ever, whatever the policy; `hop` averages by the graph of the newest grouping (naive
+mixing matrix), before and after it changes; whoever may be linked later is no stranger.
+Left out: which groupings (test_clusters.py), links (tests/local/test_clustered.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from dlion_api.measurements import Grouping
+from dlion_api.names import Rank
+from dlion_worker.policies.clusters import graph_of_groups
+from dlion_worker.policies.interface import (
+    Event,
+    Instruction,
+    Layout,
+    MemberJoined,
+    MemberLeft,
+    Regrouped,
+)
+from policy_cluster import spec
+from weights_cluster import WeightsCluster, run_at_random, weights_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlion_api.spec import Spec
+
+SIZES = [2, 8, 3, 4, 1, 6]
+GROUPINGS = [
+    Grouping(0, Rank(0), ((0, 1, 2), (3, 4, 5)), (0, 3)),
+    Grouping(1, Rank(0), ((0, 1, 2), (3, 4, 5)), (1, 5)),
+    Grouping(2, Rank(0), ((0, 3), (1, 2, 4), (5,)), (3, 1, 5)),
+    Grouping(3, Rank(0), ((0, 1, 2, 3, 4, 5),), (0,)),
+    Grouping(4, Rank(0), ((0, 5), (1, 4), (2, 3)), (5, 4, 2)),
+]
+
+
+class GroupedCluster(WeightsCluster):
+    """Each worker holds a grouping; who holds each other for neighbours is linked."""
+
+    def __init__(self, job_spec: Spec, sizes: Iterable[int], **options: Any) -> None:
+        sizes = list(sizes)
+        self.held = {Rank(rank): GROUPINGS[0] for rank in range(len(sizes))}
+        super().__init__(job_spec, sizes, layout=Layout(("a",), (7,)), **options)
+        for rank in self.ranks:
+            self.handle(rank, Regrouped(graph_of_groups(GROUPINGS[0])))
+
+    def linked(self, one: Rank, other: Rank) -> bool:
+        graphs = [graph_of_groups(self.held[rank]) for rank in (one, other)]
+        return other in graphs[0][one] and one in graphs[1][other]
+
+    def handle(self, rank: Rank, event: Event) -> list[Instruction]:
+        if isinstance(event, MemberJoined) and not self.linked(rank, event.rank):
+            return []
+        return super().handle(rank, event)
+
+    def regroup(self, rank: Rank, grouping: Grouping) -> None:
+        """That worker hears of a grouping."""
+        before = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
+        self.held[rank] = grouping
+        after = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
+        self.handle(rank, Regrouped(graph_of_groups(grouping)))
+        for peer in sorted(before - after):
+            for link in ((rank, peer), (peer, rank)):
+                self.links[link].clear()
+                self.handle(link[0], MemberLeft(link[1]))
+        for peer in sorted(after - before):
+            for one, other in ((rank, peer), (peer, rank)):
+                self.handle(one, MemberJoined(other, self.replicas[other].iteration))
+
+
+def clustered(job_spec: Spec) -> Spec:
+    return replace(job_spec, exchange=replace(job_spec.exchange, topology="clustered"))
+
+
+KINDS: dict[str, Spec] = {
+    "full in lock step": spec(exchange={"policy": "full"}, synchronization={"mode": "synchronous"}),
+    "full, bounded": spec(
+        exchange={"policy": "full"}, synchronization={"mode": "bounded", "maxStaleness": 1}
+    ),
+    "selective in lock step": spec(
+        exchange={"propagation": "selective", "propagationPeers": 1},
+        synchronization={"mode": "synchronous"},
+    ),
+    "gaia": weights_spec("gaia"),
+    "hop": weights_spec("hop"),
+    "hop without backup": weights_spec("hop", backupWorkers=0, staleness=0),
+    "eventgrad": weights_spec("eventgrad", bound=0),
+    "localsgd": weights_spec("localsgd", localSteps=2),
+    "async": weights_spec("async", bound=1),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_nobody_is_held_for_ever_while_workers_are_regrouped(kind: str) -> None:
+    for seed in range(6):
+        chance = np.random.default_rng(seed)
+        cluster = GroupedCluster(clustered(KINDS[kind]), SIZES, seed=seed)
+
+        def hear(own: WeightsCluster, rank: Rank) -> None:
+            """Now and then, before a step: the next grouping comes to this worker."""
+            assert isinstance(own, GroupedCluster)
+            newest = max(own.held.values()).version
+            known = own.held[rank].version
+            following = min(known + 1, len(GROUPINGS) - 1)
+            if chance.random() < 0.3 and (known < newest or chance.random() < 0.5):  # noqa: B023
+                own.regroup(rank, GROUPINGS[following])
+
+        run_at_random(cluster, seed, steps=20, check=hear)
+        assert max(cluster.held.values()).version >= 2
+        for rank in cluster.ranks:
+            cluster.regroup(rank, max(cluster.held.values()))
+        run_at_random(cluster, seed, steps=24)
+
+
+def test_hop_averages_by_the_newest_grouping() -> None:
+    job_spec = weights_spec("hop", backupWorkers=0, staleness=0, skipBehind=0)
+    cluster = GroupedCluster(clustered(job_spec), [4] * 6, rate=0.1)
+    chance = np.random.default_rng(1)
+    expected = cluster.weights().astype(np.float64)
+    for grouping in (GROUPINGS[0], GROUPINGS[2], GROUPINGS[4]):
+        for rank in cluster.ranks:
+            cluster.regroup(rank, grouping)
+        graph = graph_of_groups(grouping)
+        w = np.zeros((6, 6))
+        for one in graph:
+            for other in graph[one]:
+                w[one, other] = 1 / (1 + max(len(graph[one]), len(graph[other])))
+            w[one, one] = 1 - w[one].sum()
+        np.testing.assert_allclose(w.sum(axis=0), 1.0)
+        for of_step in chance.standard_normal((4, 6, 7)).astype(np.float32):
+            expected = w @ (expected - 0.1 * of_step)
+            for rank in cluster.ranks:
+                cluster.step(rank, of_step[rank].copy())
+            cluster.deliver_all()
+        # A link that has just come up is counted on from its second step: the first round may miss
+        # it, so the reference is set anew there.
+        if grouping is GROUPINGS[0]:
+            np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
+        expected = cluster.weights().astype(np.float64)
+        for of_step in chance.standard_normal((4, 6, 7)).astype(np.float32):
+            expected = w @ (expected - 0.1 * of_step)
+            for rank in cluster.ranks:
+                cluster.step(rank, of_step[rank].copy())
+            cluster.deliver_all()
+        np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
