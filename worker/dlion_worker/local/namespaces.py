@@ -112,7 +112,7 @@ class NamespaceNetwork:
             *(f"link set w{rank} master br0 up" for rank in ranks),
         ])  # fmt: skip
         for rank in ranks:
-            in_namespace(self.namespace(rank), _prepare_worker)
+            in_namespace(self.namespace(rank), prepare_namespace)
             run_batch("ip", self.namespace(rank), [
                 "link set lo up",
                 f"addr add {self.host(rank)}/24 dev eth0",
@@ -280,7 +280,8 @@ def _turn_ipv6_off() -> None:
             path.write_text("1")
 
 
-def _prepare_worker() -> None:
+def prepare_namespace() -> None:
+    """Turn IPv6 off and BBR too, for whatever starts in the namespace of the calling thread."""
     _turn_ipv6_off()
     for name in CONGESTION_CONTROLS:
         try:

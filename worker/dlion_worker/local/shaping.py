@@ -1,7 +1,8 @@
 """One direction of one worker's links as an htb tree: rates, queues and cuts of one interface.
 
-Used by `local.namespaces` alone. The tree: the pipe that all peers share is the parent of narrower
-pipes; each peer has a leaf, with a queue of its own, under the narrowest pipe it is in, so that
+Used by `local.namespaces`, and by the tests' Kubernetes sites, where a *peer* is a whole site with
+a network of its own. The tree: the pipe that all peers share is the parent of narrower pipes; each
+peer has a leaf, with a queue of its own, under the narrowest pipe it is in, so that
 links share a pipe evenly; traffic with the coordinator has a leaf that is not limited; peers that
 are cut go to a leaf whose queue drops everything.
 """
@@ -74,6 +75,7 @@ class ShapedInterface:
     match: str
     """Which address tells the peer: `dst` in the worker's namespace, `src` in the hub."""
     addresses: Mapping[Rank, str]
+    """One address, or a network with its prefix length, per peer."""
     unshaped_address: str
     _cut: frozenset[Rank] = frozenset()
     _classes: dict[int, _Class] = field(default_factory=dict)
@@ -150,7 +152,8 @@ class ShapedInterface:
         return classes
 
     def _filter(self, priority: int, address: str, minor: int) -> str:
+        network = address if "/" in address else f"{address}/32"
         return (
             f"filter add dev {self.interface} parent 1: protocol ip prio {priority} "
-            f"u32 match ip {self.match} {address}/32 flowid 1:{minor:x}"
+            f"u32 match ip {self.match} {network} flowid 1:{minor:x}"
         )
