@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local measure paper fuzz mutate generate format lock clean
+.PHONY: help setup quickstart picture check test unit local cluster testbed-setup measure paper fuzz mutate generate format lock clean
 
 help: ## List every target
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything the lock names (hashes are checked)
 
@@ -54,7 +54,14 @@ unit: setup ## Fast tests: unit, property, contract
 local: setup ## Tests with real processes on this machine (as root also namespaces and quotas)
 	$(BIN)/pytest tests/local
 
+cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this machine (root)
+	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/cluster
+
+testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
+	tools/testbed-setup
+
 test: check ## Everything that must pass before a change lands
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) testbed-setup; fi  # without root the cluster tests are skipped
 	$(BIN)/pytest tests
 
 measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)

@@ -1,0 +1,346 @@
+"""Proves on real clusters: a pod runs to its end under a hard CPU limit; names resolve and services
+answer; pods of different sites reach each other at the rate that was set, and not past a cut; a
+node that loses its power or its cable is seen to be gone, and comes back; a killed `up` leaves
+nothing that `down` does not take away; another cluster is used only where it is marked for it.
+
+Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from testbed.existing import CONTEXT, KUBECONFIG, LABEL, existing_cluster
+from testbed.groups import groups_of, hierarchies, processes_in
+from testbed.images import BUSYBOX_IMAGE
+from testbed.removal import traces
+from testbed.sites import Testbed, remove_orphans
+from testbed.state import exclusive, folder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+RATE_MBIT = 40.0
+PAYLOAD_BYTES = 20_000_000
+KNOCK = "nc -w 3 {} </dev/null 2>/dev/null && echo through || echo cut"
+"""What a pod does to find out whether it can connect to that address and port."""
+
+
+def pod(name: str, script: str, *, node: str = "", cpu: str = "", port: int = 0) -> dict[str, Any]:
+    """A pod that runs a shell script once."""
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": BUSYBOX_IMAGE,
+        "args": ["-c", script],
+        "imagePullPolicy": "IfNotPresent",
+    }
+    if cpu:
+        container["resources"] = {"limits": {"cpu": cpu, "memory": "64Mi"}}
+    if port:
+        container["readinessProbe"] = {"tcpSocket": {"port": port}, "periodSeconds": 1}
+    spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
+    spec["terminationGracePeriodSeconds"] = 0
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    metadata = {"name": name, "labels": {"app": name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def output(kubectl: Kubectl, document: dict[str, Any], timeout_s: float = 60) -> str:
+    """What the pod printed; it must succeed. It is deleted afterwards."""
+    name = document["metadata"]["name"]
+    kubectl.apply(document)
+    try:
+        kubectl.wait("--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", timeout_s=timeout_s)
+        return kubectl.run("logs", name)
+    finally:
+        kubectl.run("delete", "pod", name, "--wait=true")
+
+
+def until(true: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until it is so; the test fails where it does not come about."""
+    began_s = time.monotonic()
+    while not true():
+        assert time.monotonic() - began_s < timeout_s, f"not so after {timeout_s:g} s"
+        time.sleep(0.25)
+    return time.monotonic() - began_s
+
+
+@pytest.fixture(scope="module")
+def server(testbed: Testbed) -> str:
+    """Address of a pod at site-a that serves PAYLOAD_BYTES over HTTP at port 8000."""
+    kubectl = testbed.site("site-a").kubectl
+    script = (
+        f"mkdir /tmp/www && head -c {PAYLOAD_BYTES} /dev/zero >/tmp/www/payload && "
+        "exec httpd -f -p 8000 -h /tmp/www"
+    )
+    kubectl.apply(pod("server", script, port=8000))
+    kubectl.wait("--for=condition=Ready", "pod/server")
+    address: str = kubectl.get("pod", "server")["status"]["podIP"]
+    return address
+
+
+def test_a_pod_runs_to_its_end_under_a_hard_cpu_limit(cluster: Kubectl, busybox: str) -> None:
+    """The only one that any cluster will do for."""
+    look = "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cat /sys/fs/cgroup/cpu.max"
+    made = pod("limited", look, cpu="500m")
+    made["spec"]["containers"][0]["image"] = busybox
+    assert output(cluster, made).strip() in {"50000", "50000 100000"}
+
+
+def test_a_service_is_found_by_its_name_from_every_node(testbed: Testbed, server: str) -> None:
+    assert server
+    kubectl = testbed.site("site-a").kubectl
+    kubectl.apply({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "payload"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
+    })  # fmt: skip
+    ask = "wget -q -O - http://payload.default.svc.cluster.local/payload | wc -c"
+    for node in testbed.site("site-a").nodes:
+        name = node.layout.name
+        assert int(output(kubectl, pod(f"ask-{name}", ask, node=name))) == PAYLOAD_BYTES
+
+
+def test_pods_of_two_sites_reach_each_other_at_the_rate_that_was_set(
+    testbed: Testbed, server: str
+) -> None:
+    kubectl = testbed.site("site-b").kubectl
+    fetch = (
+        "b=$(cut -d' ' -f1 /proc/uptime); "
+        f"wget -q -O /dev/null http://{server}:8000/payload && "
+        "echo $b $(cut -d' ' -f1 /proc/uptime)"
+    )
+
+    def rate_mbit() -> float:
+        began_s, ended_s = map(float, output(kubectl, pod("fetch", fetch)).split())
+        return PAYLOAD_BYTES / 125_000 / (ended_s - began_s)
+
+    testbed.set_rate("site-a", up=RATE_MBIT)
+    shaped_up = rate_mbit()
+    testbed.set_rate("site-a")
+    testbed.set_rate("site-b", down=RATE_MBIT)
+    shaped_down = rate_mbit()
+    testbed.set_rate("site-b")
+    free = rate_mbit()
+    print(f"Mbit/s: up {shaped_up:.1f}, down {shaped_down:.1f} of {RATE_MBIT:g}; free {free:.0f}")
+    # Payload is 1448 of a packet's 1514 bytes: 95.6 %.
+    assert 0.85 * RATE_MBIT < shaped_up < RATE_MBIT
+    assert 0.85 * RATE_MBIT < shaped_down < RATE_MBIT
+    assert free > 3 * RATE_MBIT
+
+
+def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
+    testbed: Testbed, server: str
+) -> None:
+    kubectl = testbed.site("site-b").kubectl
+    ask = KNOCK.format(f"{server} 8000")
+    for cut, mend in (
+        (lambda: testbed.cut("site-a", "site-b"), lambda: testbed.mend("site-a", "site-b")),
+        (lambda: testbed.cut_site("site-b"), lambda: testbed.mend_site("site-b")),
+    ):
+        cut()
+        assert output(kubectl, pod("ask", ask)) == "cut\n"  # and the tests still reach site-b
+        mend()
+        assert output(kubectl, pod("ask", ask)) == "through\n"
+
+
+def test_a_host_path_belongs_to_one_node(testbed: Testbed) -> None:
+    kubectl = testbed.site("site-b").kubectl
+    volumes = [{"name": "disk", "hostPath": {"path": "/var/lib/mine", "type": "DirectoryOrCreate"}}]
+    seen = []
+    for node in testbed.site("site-b").nodes:
+        made = pod(f"disk-{node.layout.name}", "ls /disk | wc -l; touch /disk/a",
+                   node=node.layout.name)  # fmt: skip
+        made["spec"]["volumes"] = volumes
+        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "disk", "mountPath": "/disk"}]
+        seen.append(output(kubectl, made))
+    assert seen == ["0\n", "0\n"]
+
+
+def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(testbed: Testbed) -> None:
+    site, name = testbed.site("site-b"), "site-b-n1"
+    node = testbed.node(name)
+    testbed.kill_node(name)
+    assert node.machine.first_process() is None
+    gone_s = until(lambda: name not in site.ready_nodes(), 90)
+    testbed.start_node(name)
+    back_s = until(lambda: name in site.ready_nodes(), 60)
+    print(f"NotReady after {gone_s:.1f} s, Ready again after {back_s:.1f} s")
+    assert output(site.kubectl, pod("after", "echo well", node=name)) == "well\n"
+
+
+def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> None:
+    site, name = testbed.site("site-a"), "site-a-n1"
+    before = testbed.node(name).machine.programs()
+    testbed.cut_node(name)
+    until(lambda: name not in site.ready_nodes(), 90)
+    assert testbed.node(name).machine.programs() == before
+    testbed.mend_node(name)
+    until(lambda: name in site.ready_nodes(), 60)
+
+
+def test_virtual_nodes_take_pods_that_do_not_run(testbed: Testbed) -> None:
+    site = testbed.site("site-b")
+    site.add_virtual_nodes(50)
+    assert len(site.ready_nodes()) == 50 + len(site.nodes)
+    made = pod("nowhere", "false", node="virtual-7")
+    made["spec"]["tolerations"] = [{"operator": "Exists"}]
+    site.kubectl.apply(made)
+    site.kubectl.wait("--for=jsonpath={.status.phase}=Running", "pod/nowhere")
+    site.kubectl.run("delete", "pod", "nowhere", "--grace-period=0", "--force")
+    site.kubectl.run("delete", "node", "--selector=kwok.x-k8s.io/node=fake")
+
+
+def test_another_cluster_is_used_only_if_it_is_marked(testbed: Testbed, tmp_path: Path) -> None:
+    site = testbed.site("site-a")
+    program = testbed.binaries.path("kubectl")
+    environment = {KUBECONFIG: str(site.kubeconfig)}
+    assert existing_cluster({}) is None
+    with pytest.raises(UnavailableError, match=f"{LABEL}=None"):
+        existing_cluster(environment, program=program)
+    site.kubectl.run("label", "namespace", "kube-system", f"{LABEL}=true")
+    found = existing_cluster(environment, program=program)
+    assert found is not None
+    assert len(found.get("nodes")["items"]) == 2
+    two = tmp_path / "two"
+    two.write_text(site.kubeconfig.read_text().replace(
+        '"contexts": [', '"contexts": [{"name": "work", "context": {}},'
+    ))  # fmt: skip
+    with pytest.raises(UnavailableError, match=f"{CONTEXT}='' names no context of"):
+        existing_cluster({KUBECONFIG: str(two)}, program=program)
+    # A name is not enough: the API server of a cluster of kind or k3d is on this machine.
+    named = tmp_path / "named"
+    named.write_text(site.kubeconfig.read_text().replace("site-a", "kind-a"))
+    site.kubectl.run("label", "namespace", "kube-system", f"{LABEL}-")
+    with pytest.raises(UnavailableError, match=f"{LABEL}=None"):
+        existing_cluster({KUBECONFIG: str(named)}, program=program)
+
+
+def machine_traces() -> set[str]:
+    """What a testbed of any name could have left on this machine, beside the session's own."""
+    found = {f"netns {path.name}" for path in Path("/run/netns").iterdir()}
+    found |= {f"interface {path.name}" for path in Path("/sys/class/net").iterdir()}
+    found |= {f"cgroup {p}" for root in hierarchies() for p in root.iterdir() if p.is_dir()}
+    for name in (
+        "vm/overcommit_memory",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "net/ipv4/ip_forward",
+    ):
+        found.add(f"sysctl {name} {Path('/proc/sys', name).read_text().strip()}")
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found |= {f"mount {line.split()[4]}" for line in mounts}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                words = (path / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(b"dlion-testbed" in word for word in words):
+                found.add(f"process {path.name}")
+    others = re.compile(r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]")  # of `dlion run`
+    return {each for each in found if not others.match(each)}
+
+
+@pytest.mark.parametrize("after", ["wires", "machine", "kubelet"])
+def test_down_leaves_nothing_behind_when_up_was_killed(
+    testbed: Testbed, after: str, tmp_path: Path
+) -> None:
+    """`up` is killed once the named thing is there: it cannot clean up."""
+    name = f"k{os.getpid()}"
+    before = machine_traces()
+    with (tmp_path / "log").open("w") as log:
+        starting = subprocess.Popen(
+            [sys.executable, "-m", "testbed", "--name", name, "up"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=log,
+            stderr=log,
+        )
+    folder = folder_of(name)
+    there = {
+        "wires": lambda: Path(f"/sys/class/net/tb-{name}").exists(),
+        "machine": lambda: bool(processes_in(groups_of(name))),
+        "kubelet": lambda: any((folder / "machines").glob("*/lib/.kubelet.pid")),
+    }[after]
+    until(lambda: there() or starting.poll() is not None, 60)
+    starting.send_signal(signal.SIGKILL)
+    assert starting.wait(10) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    if after == "kubelet":
+        time.sleep(1)  # let it go on making things
+    assert traces(name, folder)
+    began_s = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "testbed", "--name", name, "down"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        timeout=60,
+    )
+    print(f"down after {time.monotonic() - began_s:.1f} s")
+    assert traces(name, folder) == []
+    assert machine_traces() - before == set()
+
+
+def test_pods_of_separate_sites_reach_each_other_by_node_port_only(testbed: Testbed) -> None:
+    """And taking that testbed away, with pods that ignore SIGTERM, leaves nothing behind."""
+    assert testbed
+    before = machine_traces()
+    name = f"s{os.getpid()}"
+    with Testbed.up(name=name, sites=2, flat=False) as made:
+        here, there = made.sites.values()
+        script = (
+            "trap '' TERM; mkdir /tmp/www; httpd -p 8000 -h /tmp/www; while true; do sleep 1; done"
+        )
+        here.kubectl.apply(pod("server", script, cpu="100m", port=8000), {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "server"},
+            "spec": {
+                "type": "NodePort",
+                "selector": {"app": "server"},
+                "ports": [{"port": 8000, "nodePort": 30080}],
+            },
+        })  # fmt: skip
+        here.kubectl.wait("--for=condition=Ready", "pod/server")
+        address = here.kubectl.get("pod", "server")["status"]["podIP"]
+        node = here.nodes[0].layout.address
+        assert output(there.kubectl, pod("ask", KNOCK.format(f"{node} 30080"))) == "through\n"
+        assert output(there.kubectl, pod("ask", KNOCK.format(f"{address} 8000"))) == "cut\n"
+    assert traces(name, folder_of(name)) == []
+    assert machine_traces() - before == set()
+
+
+def test_what_a_killed_test_session_left_is_taken_away_by_the_next_command(
+    testbed: Testbed,
+) -> None:
+    before = machine_traces()
+    name = f"o{os.getpid()}"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", f"from testbed.sites import Testbed; Testbed.up(name={name!r})"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    until(lambda: bool(processes_in(groups_of(name))), 60)
+    with exclusive():
+        assert remove_orphans() == []  # its owner lives, and so does the session's
+    owner.kill()
+    owner.wait(10)
+    with exclusive():
+        assert remove_orphans() == [name]
+    assert traces(name, folder_of(name)) == []
+    assert machine_traces() - before == set()
+    assert len(testbed.site("site-a").ready_nodes()) == 2

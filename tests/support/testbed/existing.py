@@ -1,0 +1,95 @@
+"""Any cluster in a testbed's place, named by the user and marked for it: never one by accident.
+
+With $DLION_TEST_KUBECONFIG the tests that need no more than one cluster use that one. Three things
+stand between it and a cluster that somebody works with:
+
+- the user's own configuration (~/.kube/config, $KUBECONFIG) is never looked at for a default;
+- a file with several contexts is refused unless $DLION_TEST_CONTEXT names one: a *current* context
+  changes under its user's feet;
+- the cluster itself must say that tests may use it: by the label below on its kube-system
+  namespace; one of kind or k3d need not, if its API server listens on this machine's loopback.
+
+Tests work in a namespace that they make and delete.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from dlion_api.errors import UnavailableError
+from testbed.kubectl import Kubectl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LABEL = "dlion.dev/tests-allowed"
+KUBECONFIG, CONTEXT = "DLION_TEST_KUBECONFIG", "DLION_TEST_CONTEXT"
+_THROW_AWAY = ("kind-", "k3d-")
+
+
+def existing_cluster(
+    environment: Mapping[str, str] = os.environ, *, program: Path | None = None
+) -> Kubectl | None:
+    """kubectl for the cluster that the environment names; None where it names none.
+
+    Raises: UnavailableError where the cluster is not to be used, saying how to allow it.
+    """
+    if not environment.get(KUBECONFIG):
+        return None
+    path = Path(environment[KUBECONFIG])
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UnavailableError(f"{KUBECONFIG}={path} cannot be read: {error}") from None
+    context = _context(config, environment.get(CONTEXT, ""), path)
+    kubectl = Kubectl(program or _kubectl(), path, context)
+    if context.startswith(_THROW_AWAY) and _is_loopback(_server(config, context)):
+        return kubectl
+    labels = kubectl.get("namespace", "kube-system")["metadata"].get("labels", {})
+    if labels.get(LABEL) != "true":
+        raise UnavailableError(
+            f"context {context!r} of {path} is not marked for tests: its kube-system namespace has "
+            f"{LABEL}={labels.get(LABEL)!r}; allowed: 'true'. If nobody works with that cluster: "
+            f"kubectl --kubeconfig={path} --context={context} label namespace kube-system "
+            f"{LABEL}=true"
+        )
+    return kubectl
+
+
+def _context(config: Mapping[str, Any], chosen: str, path: Path) -> str:
+    names = [str(context["name"]) for context in config.get("contexts") or []]
+    if not chosen and len(names) == 1:
+        return names[0]
+    if chosen in names:
+        return chosen
+    raise UnavailableError(
+        f"{CONTEXT}={chosen!r} names no context of {path}; it has: {', '.join(names) or 'none'}"
+    )
+
+
+def _server(config: Mapping[str, Any], context: str) -> str:
+    cluster = next(c["context"]["cluster"] for c in config["contexts"] if c["name"] == context)
+    return str(next(c["cluster"]["server"] for c in config["clusters"] if c["name"] == cluster))
+
+
+def _is_loopback(server: str) -> bool:
+    host = urlsplit(server).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address == ipaddress.ip_address("0.0.0.0")  # k3d writes that
+
+
+def _kubectl() -> Path:
+    found = shutil.which("kubectl")
+    if found is None:
+        raise UnavailableError(f"{KUBECONFIG} is set, but there is no kubectl command: install it")
+    return Path(found)

@@ -1,0 +1,143 @@
+"""Control groups of a testbed: by them its processes are found, whoever started them and however
+they ended.
+
+Below `dlion-testbed-NAME` in every hierarchy each machine has a folder, with `system` for its own
+programs and what the kubelet makes for pods beside it. Version 1 (one hierarchy per controller) and
+version 2 (one for all).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlion_api.errors import UnavailableError
+from dlion_worker.local.quotas import SYS_CGROUP
+from testbed.layout import control_group
+
+_TRACKED = ("freezer", "pids")
+"""Version 1: the hierarchies that a machine's own programs enter. These share nothing out."""
+_KILL_TIMEOUT_S = 20.0
+_POLL_S = 0.05
+
+
+def hierarchies(sys_cgroup: Path = SYS_CGROUP) -> list[Path]:
+    """Roots of all hierarchies: one for version 2. Beside version 1 there may be one of version 2
+    that shares nothing out; runc makes groups there too."""
+    if (sys_cgroup / "cgroup.controllers").exists():
+        return [sys_cgroup]
+    found = {path.resolve() for path in sys_cgroup.iterdir() if (path / "cgroup.procs").exists()}
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The control groups of one machine."""
+
+    testbed: str
+    machine: str
+
+    @property
+    def kubelet_root(self) -> str:
+        """What the kubelet is to put pods below."""
+        return f"/{control_group(self.testbed)}/{self.machine}"
+
+    @property
+    def system(self) -> list[Path]:
+        """The groups that the machine's own programs enter."""
+        roots = hierarchies()
+        if len(roots) > 1:
+            roots = [root for root in roots if root.name in _TRACKED]
+        return [root / self.kubelet_root.lstrip("/") / "system" for root in roots]
+
+    def make(self) -> None:
+        """Make them in every hierarchy. Raises: OSError where that is not allowed."""
+        for root in hierarchies():
+            folder = root
+            for name in (control_group(self.testbed), self.machine):
+                folder /= name
+                folder.mkdir(exist_ok=True)
+                _prepare(folder)
+        for folder in self.system:
+            folder.mkdir(exist_ok=True)
+
+    def kill(self) -> None:
+        """Kill everything in them, pods too. Raises: UnavailableError where something stays."""
+        kill_all([root / self.kubelet_root.lstrip("/") for root in hierarchies()])
+
+
+def groups_of(name: str) -> list[Path]:
+    """The top group of that testbed in every hierarchy where there is one."""
+    tops = [root / control_group(name) for root in hierarchies()]
+    return [top for top in tops if top.is_dir()]
+
+
+def processes_in(folders: list[Path]) -> set[int]:
+    """Every process in these groups and in those below them."""
+    found: set[int] = set()
+    for folder in folders:
+        for path in (folder / "cgroup.procs", *folder.rglob("cgroup.procs")):
+            with contextlib.suppress(OSError):  # a group that goes while we look
+                found |= {int(line) for line in path.read_text().split()}
+    return found - {0}
+
+
+def kill_all(folders: list[Path]) -> None:
+    """SIGKILL until nothing is left. Raises: UnavailableError naming what stays."""
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+    while pids := processes_in(folders):
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"processes stay after SIGKILL: {sorted(pids)}")
+        for folder in folders:
+            _thaw(folder)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def remove_all(folders: list[Path]) -> None:
+    """Remove empty groups, the innermost first. Raises: OSError where one stays busy."""
+    for folder in folders:
+        below = sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts))
+        for path in (*below, folder):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+    while True:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # an ended process leaves its group a little later
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _prepare(folder: Path) -> None:
+    """Version 1: which processors and memory the group may use must be said before anything enters
+    it. Version 2: which controllers its children have."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        here, above = folder / name, folder.parent / name
+        if here.exists() and above.exists() and not here.read_text().strip():
+            here.write_text(above.read_text())
+    control = folder / "cgroup.subtree_control"
+    if control.exists():
+        for controller in (folder / "cgroup.controllers").read_text().split():
+            control.write_text(f"+{controller}")
+
+
+def _thaw(folder: Path) -> None:
+    for name, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        for path in (folder / name, *folder.rglob(name)):
+            with contextlib.suppress(OSError):
+                path.write_text(running)

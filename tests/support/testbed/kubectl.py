@@ -1,0 +1,60 @@
+"""kubectl for the tests: one cluster, named in full, never the user's own configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl with one kubeconfig and, where given, one of its contexts and a namespace."""
+
+    program: Path
+    kubeconfig: Path
+    context: str = ""
+    namespace: str = ""
+
+    def run(self, *arguments: str, text: str = "", timeout_s: float = 60) -> str:
+        """What kubectl prints. Raises: UnavailableError with what it said."""
+        command = [str(self.program), f"--kubeconfig={self.kubeconfig}"]
+        command += [f"--context={self.context}"] if self.context else []
+        command += [f"--namespace={self.namespace}"] if self.namespace else []
+        try:
+            done = subprocess.run(
+                [*command, *arguments],
+                input=text,
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnavailableError(
+                f"kubectl {' '.join(arguments)}: nothing for {timeout_s:g} s"
+            ) from None
+        if done.returncode != 0:
+            raise UnavailableError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get ... -o json`, parsed."""
+        return json.loads(self.run("get", *arguments, "-o", "json"))
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """`kubectl apply` of these documents, together."""
+        together = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self.run("apply", "-f", "-", text=json.dumps(together))
+
+    def wait(self, *arguments: str, timeout_s: float = 60) -> None:
+        """`kubectl wait ...`. Raises: UnavailableError where it did not come about in time."""
+        self.run("wait", f"--timeout={timeout_s:g}s", *arguments, timeout_s=timeout_s + 10)

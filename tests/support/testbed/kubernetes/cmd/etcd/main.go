@@ -1,0 +1,12 @@
+// Command etcd is etcd as its project releases it, at the version that go.mod names.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() {
+	etcdmain.Main(os.Args)
+}

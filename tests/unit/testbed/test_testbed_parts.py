@@ -1,0 +1,114 @@
+"""Proves, without root: addresses of a testbed never overlap, names stay within what the kernel
+takes, images are well-formed and the same each time, certificates say who may do what, and no
+cluster is used in place of the testbed that was not named for it.
+
+Leaves out: all that runs (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import stat
+import tarfile
+from ipaddress import ip_address, ip_network
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+
+from dlion_api.errors import UnavailableError
+from testbed.certificates import Authority
+from testbed.existing import CONTEXT, KUBECONFIG, existing_cluster
+from testbed.images import Image
+from testbed.layout import MOST_NODES, MOST_SITES, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INTERFACE_NAME_LENGTH = 15
+
+
+def test_no_two_networks_of_a_testbed_overlap() -> None:
+    layout = Layout("a" * 10, MOST_SITES, MOST_NODES, base_octet=96)
+    networks = [ip_network("10.96.0.0/24"), *(ip_network(s.network) for s in layout.sites)]
+    assert not any(one.overlaps(other) for one, other in combinations(networks, 2))
+    site = layout.sites[-1]
+    inside = [ip_network(site.machine_network), ip_network(site.service_network)]
+    inside += [ip_network(node.pod_network) for node in site.nodes]
+    assert not any(one.overlaps(other) for one, other in combinations(inside, 2))
+    assert all(network.subnet_of(ip_network(site.network)) for network in inside)
+    assert all(
+        ip_network(n.pod_network).subnet_of(ip_network(site.pod_network)) for n in site.nodes
+    )
+    addresses = [site.address, *(node.address for node in site.nodes)]
+    assert len(set(addresses)) == len(addresses)
+    assert all(ip_address(address) in ip_network(site.machine_network) for address in addresses)
+    assert len({site.name for site in layout.sites}) == MOST_SITES
+    assert len(layout.host_interface) <= INTERFACE_NAME_LENGTH
+
+
+@pytest.mark.parametrize("name", ["", "A", "a-b", "../x", "a" * 11, "1a"])
+def test_a_name_that_could_be_another_things_is_refused(name: str) -> None:
+    with pytest.raises(UnavailableError, match="allowed: a letter"):
+        Layout(name, 1, 1, 96)
+
+
+def test_an_image_is_what_docker_save_would_write_and_the_same_each_time(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF")
+    image = Image("dlion.test/x:1", {"bin/x": program}, ["/bin/x"], {"bin/y": "/bin/x"})
+    archive = image.write(tmp_path / "image.tar")
+    with tarfile.open(archive) as found:
+        read = {m.name: found.extractfile(m).read() for m in found.getmembers()}  # type: ignore[union-attr]
+    (entry,) = json.loads(read["manifest.json"])
+    assert entry["RepoTags"] == ["dlion.test/x:1"]
+    layer = read[entry["Layers"][0]]
+    config = json.loads(read[entry["Config"]])
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    with tarfile.open(fileobj=io.BytesIO(layer)) as files:
+        assert files.getmember("bin/x").mode == 0o755
+        assert files.getmember("bin/y").linkname == "/bin/x"
+        assert files.getmember("tmp").mode == 0o1777
+    assert archive.read_bytes() == image.write(tmp_path / "again.tar").read_bytes()
+
+
+def test_a_certificate_names_user_groups_and_hosts_and_its_key_is_private(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path, "ca")
+    authority.issue("node", "system:node:a", ["system:nodes"], ["a", "10.97.0.11"])
+    made = x509.load_pem_x509_certificate((tmp_path / "node.crt").read_bytes())
+    made.verify_directly_issued_by(authority.certificate)
+    assert made.subject.rfc4514_string() == "CN=system:node:a,O=system:nodes"
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["a"]
+    assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.97.0.11")]
+    assert stat.S_IMODE((tmp_path / "node.key").stat().st_mode) == 0o600
+
+
+def kubeconfig(tmp_path: Path, *contexts: str, server: str = "https://127.0.0.1:1") -> Path:
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps({
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": n, "context": {"cluster": "c", "user": "u"}} for n in contexts],
+        "current-context": contexts[0],
+    }))  # fmt: skip
+    return path
+
+
+def test_a_current_context_is_never_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, "kind-a", "production")
+    with pytest.raises(UnavailableError, match=r"names no context of .*: kind-a, production"):
+        existing_cluster({KUBECONFIG: str(path)}, program=tmp_path)
+    with pytest.raises(UnavailableError, match="'kind-b' names no context"):
+        existing_cluster({KUBECONFIG: str(path), CONTEXT: "kind-b"}, program=tmp_path)
+    found = existing_cluster({KUBECONFIG: str(path), CONTEXT: "kind-a"}, program=tmp_path)
+    assert found is not None
+    assert found.context == "kind-a"
+
+
+def test_no_variable_means_no_cluster_whatever_else_the_user_has_set(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, "kind-a")
+    assert existing_cluster({"KUBECONFIG": str(path), "HOME": str(tmp_path)}) is None
