@@ -163,7 +163,6 @@ class Node:
             "failCgroupV1": False,
             "failSwapOn": False,
             "oomScoreAdj": 0,
-            "localStorageCapacityIsolation": False,
             # All nodes share one disk: a node that evicts would be telling of its neighbours.
             "evictionHard": {
                 "memory.available": "100Mi",
