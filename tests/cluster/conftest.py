@@ -25,10 +25,26 @@ REQUIRED = "DLION_REQUIRE_TESTBED"
 
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Testbed]:
-    """Two sites, two nodes each; taken away at the end.
+    """Two sites, two nodes each; taken away at the end."""
+    _require_testbed()
+    with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2) as made:
+        yield made
 
-    Skipped where the machine lacks something; where $DLION_REQUIRE_TESTBED is set, failed.
-    """
+
+@pytest.fixture(scope="module")
+def control_plane() -> Iterator[Kubectl]:
+    """An API server and nothing that runs pods; or the cluster of $DLION_TEST_KUBECONFIG."""
+    kubectl = existing_cluster()
+    if kubectl is not None:
+        yield kubectl
+        return
+    _require_testbed()
+    with Testbed.up(name=f"c{os.getpid()}", sites=1, nodes=0) as made:
+        yield made.site("site-a").kubectl
+
+
+def _require_testbed() -> None:
+    """Skip where the machine lacks something; where $DLION_REQUIRE_TESTBED is set, fail."""
     lacking = missing()
     if built() is None:  # longer than any test may take
         lacking.append("Kubernetes is not built yet: run `make testbed-setup`")
@@ -37,8 +53,6 @@ def testbed() -> Iterator[Testbed]:
         if os.environ.get(REQUIRED):
             pytest.fail(reason)
         pytest.skip(reason)
-    with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2) as made:
-        yield made
 
 
 @pytest.fixture

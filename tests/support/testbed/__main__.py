@@ -45,7 +45,9 @@ def main(context: click.Context, name: str) -> None:
 
 @main.command()
 @click.option("--sites", default=1, show_default=True, help="Clusters, each a site of its own.")
-@click.option("--nodes", default=1, show_default=True, help="Nodes of each site.")
+@click.option(
+    "--nodes", default=1, show_default=True, help="Nodes of each site; 0: an API server alone."
+)
 @click.option(
     "--flat/--separate", default=True, show_default=True,
     help="Whether pods of different sites reach each other by their own addresses (else NodePort).",

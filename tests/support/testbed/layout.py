@@ -143,12 +143,12 @@ class Layout:
 
     def __post_init__(self) -> None:
         checked_name(self.name)
-        for what, count, most in (
-            ("sites", self.site_count, MOST_SITES),
-            ("nodes per site", self.nodes_per_site, MOST_NODES),
+        for what, count, least, most in (
+            ("sites", self.site_count, 1, MOST_SITES),
+            ("nodes per site", self.nodes_per_site, 0, MOST_NODES),
         ):
-            if not 1 <= count <= most:
-                raise UnavailableError(f"{count} {what}; allowed: 1 to {most}")
+            if not least <= count <= most:
+                raise UnavailableError(f"{count} {what}; allowed: {least} to {most}")
 
     @property
     def prefix(self) -> str:

@@ -128,6 +128,7 @@ class Testbed:
     ) -> Self:
         """Bring up `sites` clusters with `nodes` nodes each, ready to take pods.
 
+        Without nodes there are control planes only, for what an API server judges by itself.
         `stays`: it outlives this process, until `down`; otherwise the next `up` of any testbed
         takes it away once this process has ended. `flat`: pods of different sites reach each other.
 
@@ -306,12 +307,14 @@ class Testbed:
         archives = [
             image.write(folder / f"{number}.tar")
             for number, image in enumerate(own_images(self.binaries))
+            if self.layout.nodes_per_site
         ]
 
         def start(site: Site) -> None:
             site.make_files()
             site.start(archives)
-            site.kubectl.apply(*core_dns(site.layout))
+            if site.nodes:
+                site.kubectl.apply(*core_dns(site.layout))
 
         def wait(site: Site) -> None:
             site.kubectl.wait(
@@ -320,7 +323,8 @@ class Testbed:
             )  # fmt: skip
 
         self._at_every_site(start)
-        self._at_every_site(wait)
+        if self.layout.nodes_per_site:
+            self._at_every_site(wait)
 
     def _at_every_site(self, action: Callable[[Site], None]) -> None:
         with ThreadPoolExecutor(max_workers=8) as pool:

@@ -56,6 +56,15 @@ def test_a_name_that_could_be_another_things_is_refused(name: str) -> None:
         Layout(name, 1, 1, 96)
 
 
+@pytest.mark.parametrize(
+    ("sites", "nodes"), [(0, 1), (MOST_SITES + 1, 1), (1, -1), (1, MOST_NODES + 1)]
+)
+def test_a_testbed_of_no_site_or_too_many_machines_is_refused(sites: int, nodes: int) -> None:
+    with pytest.raises(UnavailableError, match=r"allowed: [01] to"):
+        Layout("a", sites, nodes, 96)
+    assert Layout("a", 1, 0, 96).sites[0].nodes == ()
+
+
 def test_an_image_is_what_docker_save_would_write_and_the_same_each_time(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF")
