@@ -31,5 +31,7 @@ SERVICE_LABEL_WORDS: Final = f"{LABEL_WORDS}, a letter first"
 
 ClassLabel = Annotated[int, Limits(minimum=0, maximum=MOST_CLASSES - 1)]
 LabelValue = Annotated[str, Limits(max_length=63)]
-AnnotationValue = Annotated[str, Limits(max_length=65536)]
+AnnotationValue = Annotated[str, Limits(max_length=256 * 1024)]
+"""What API servers take of all of an object's annotations together; `kubectl apply` keeps the whole
+manifest in one of them."""
 VariablePattern = Annotated[str, Limits(min_length=1, max_length=256)]

@@ -50,10 +50,8 @@ class Metadata:
         pattern_words=LABEL_WORDS,
         max_length=63,
     )
-    labels: Mapping[str, LabelValue] = setting("labels of the job.", default={}, max_items=64)
-    annotations: Mapping[str, AnnotationValue] = setting(
-        "annotations of the job.", default={}, max_items=64
-    )
+    labels: Mapping[str, LabelValue] = setting("labels of the job.", default={})
+    annotations: Mapping[str, AnnotationValue] = setting("annotations of the job.", default={})
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {

@@ -3,6 +3,8 @@
 Child Jobs are made once per run and their templates cannot change, and workers of one run must
 agree on how they train. So most of the spec stands until `runId` changes, which it may once the
 run has ended. Counts, deadlines, suspension and the checkpoint interval may change at any time.
+The order of a list counts, as it does in the hash by which sites compare their manifests; CEL takes
+lists that are sets or maps as equal in any order, unless they are mapped first.
 (`podTemplate` has no schema that CEL could compare; its documentation says when a change acts.)
 """
 
@@ -17,9 +19,13 @@ if TYPE_CHECKING:
     from dlion_api.spec.job import Job
 
 
-def _stands(name: str, attribute: str) -> TransitionRule:
+def _stands(name: str, attribute: str, *ordered: str) -> TransitionRule:
+    """`ordered`: what is equal for CEL in any order (`{}` is the spec), and is not for us."""
+    same = [f"self.{name} == oldSelf.{name}"]
+    same += [f"{text.format('self')} == {text.format('oldSelf')}" for text in ordered]
+    either = same[0] if len(same) == 1 else f"({' && '.join(same)})"
     return TransitionRule(
-        cel=f"self.runId != oldSelf.runId || self.{name} == oldSelf.{name}",
+        cel=f"self.runId != oldSelf.runId || {either}",
         message=f"{name} may change only together with runId",
         holds=lambda old, new: (
             old.run_id != new.run_id or getattr(old, attribute) == getattr(new, attribute)
@@ -36,7 +42,14 @@ def _places(spec: Any) -> list[Any]:
 
 
 SPEC_TRANSITIONS = (
-    _stands("trainer", "trainer"),
+    _stands(
+        "trainer",
+        "trainer",
+        "{}.trainer.freeze.map(v, v)",
+        "{}.trainer.dataset.keepClasses.map(c, c)",
+        "{}.trainer.dataset.siteClasses.map(s, s.site)",
+        "{}.trainer.dataset.siteClasses.map(s, s.classes.map(c, c))",
+    ),
     _stands("batching", "batching"),
     _stands("exchange", "exchange"),
     _stands("synchronization", "synchronization"),
