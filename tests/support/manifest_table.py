@@ -47,7 +47,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
         if value is GONE:
             del place[last]
         else:
-            place[last] = value
+            place[last] = copy.deepcopy(value)
     return result
 
 
@@ -128,6 +128,14 @@ ACCEPTED = [
     Case("deadlines", {"spec.activeDeadlineSeconds": 60, "spec.ttlSecondsAfterFinished": 0}),
     Case("any pod template", {"spec.podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
         "tolerations": [{"operator": "Exists", "tolerationSeconds": None}]}}}),
+    Case("an initial batch at its maximum", {GBS: {"initial": 200, "max": 200}}),
+    Case("a batch of a sample each", {f"{GBS}.initial": 4}),
+    Case("a warm-up until growth ends", {GBS: {"warmupFraction": 0.2, "maxFraction": 0.2}}),
+    Case("all but one are backup workers", {SYNC: {"mode": "backup", "backupWorkers": 3}}),
+    Case("a ring of two", {"spec.sites": [_site("a"), _site("b")], f"{EXCHANGE}.topology": "ring"}),
+    Case("a single pair", {"spec.sites": [_site("a", 2)],
+         EXCHANGE: {"topology": "randomRegular", "degree": 1}}),
+    Case("other parameters of a policy", {EXCHANGE: {"policy": "gaia", "parameters": {"a": [1, {"b": None}]}}}),
     Case("a limit exactly met", {f"{TRANSFER}.lambda": 1, f"{DATASET}.keepFraction": 1.0}),
 ]  # fmt: skip
 

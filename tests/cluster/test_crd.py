@@ -1,0 +1,507 @@
+"""A real API server and the model accept and refuse the same manifests, and the same changes.
+
+Proves, on an API server of its own: the CRD is established and structural; `kubectl explain`, the
+short name and the columns work; a fresh object has a status. The table of manifests, every bound of
+the schema just kept and just broken, and documents changed at random are judged by it as by the
+model; it names the field and says a rule's message; what it accepts is for the model, once it has
+filled in its defaults, the same job. So are changes to a job that runs and to one that has ended.
+Every rule and every bound has an accepted and a refused document.
+
+Leaves out: what the operator makes of an accepted manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+import manifest_schema
+from api_server import Answer, Jobs, jobs_of
+from dlion_api.document import parse
+from dlion_api.errors import Problem, SpecError, UnavailableError
+from dlion_api.spec import bounds, change_problems, load_job
+from dlion_api.status import Status
+from manifest_bounds import CONDITION, Trial, document, trials
+from manifest_strategies import changed_documents, values
+from manifest_table import ACCEPTED, CASES, GONE, REFUSED, Case, changed, smallest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+CRD = "dlionjobs.dlion.dev"
+TRIALS = trials()
+RULES = [
+    rule
+    for _, node in manifest_schema.nodes(manifest_schema.openapi())
+    for rule in node.get("x-kubernetes-validations", ())
+]
+TRANSITIONS = {rule["message"] for rule in RULES if "oldSelf" in rule["rule"]}
+ROUTED = ("apiVersion", "kind")
+"""Of these an API server says no more than that the object is not what the address is for."""
+ENDED = CONDITION | {"type": "Succeeded", "reason": "Completed"}
+
+
+@pytest.fixture(scope="module")
+def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
+    """A namespace of its own in a cluster with the CRD."""
+    control_plane.run("create", "-f", str(manifest_schema.CRD))
+    namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    try:
+        control_plane.wait("--for=condition=Established", f"crd/{CRD}")
+        control_plane.run("create", "namespace", namespace)
+        yield replace(control_plane, namespace=namespace)
+    finally:
+        control_plane.run("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+        control_plane.run("delete", "crd", CRD, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def jobs(kubectl: Kubectl) -> Iterator[Jobs]:
+    """The jobs there, by a connection that stays open."""
+    with jobs_of(kubectl) as made:
+        made.wait_until_served()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def keep(jobs: Jobs) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Yields a job with this spec that the API server keeps, made at the first call."""
+    kept: dict[str, dict[str, Any]] = {}
+
+    def found(spec: dict[str, Any]) -> dict[str, Any]:
+        key = json.dumps(spec)
+        if key not in kept:
+            name = f"kept-{len(kept)}"
+            made = changed(smallest(), {"metadata.name": name, "spec": spec})
+            answer = jobs.create(made, dry_run=False)
+            assert answer.accepted, answer.message
+            kept[key] = jobs.get(name)
+        return kept[key]
+
+    return found
+
+
+@pytest.fixture
+def running(jobs: Jobs) -> Iterator[dict[str, Any]]:
+    """A job that is kept, as the API server has it; its run has not ended."""
+    answer = jobs.create(document(), dry_run=False)
+    assert answer.accepted, answer.message
+    yield jobs.get("digits")
+    jobs.delete("digits")
+
+
+def problems(manifest: object) -> tuple[Problem, ...]:
+    """What the model says against a manifest and its status."""
+    found: tuple[Problem, ...] = ()
+    try:
+        load_job(manifest)
+    except SpecError as error:
+        found += error.problems
+    return found
+
+
+def status_problems(manifest: dict[str, Any]) -> tuple[Problem, ...]:
+    """What the model says against a status."""
+    try:
+        parse(Status, manifest["status"], root="status")
+    except SpecError as error:
+        return error.problems
+    return ()
+
+
+def sent(manifest: Any) -> Any:
+    """As kubectl sends it to the test's namespace: 2.0 as 2, and no namespace of its own.
+
+    (Of an integer that arrives as 2.0 an API server says that it is none where a rule reads it.)
+    """
+    match manifest:
+        case {"metadata": {"namespace": "default" | "ml", **rest}}:
+            return sent(manifest | {"metadata": rest})
+        case dict():
+            return {key: sent(value) for key, value in manifest.items()}
+        case list():
+            return [sent(value) for value in manifest]
+        case float() if manifest.is_integer() and abs(manifest) < 1e21:
+            return int(manifest)
+        case _:
+            return manifest
+
+
+def is_json(manifest: object) -> bool:
+    """Whether it can be sent at all: NaN cannot."""
+    try:
+        json.dumps(manifest, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def names(answer: Answer, path: str) -> bool:
+    """Whether the field is blamed, or something in it, or what it is an item of."""
+    last = re.sub(r"\[[0-9]+\]", "", path).rsplit(".", 1)[-1]
+    blamed = [field for field in answer.fields if field]
+    near = [f for f in blamed if path.startswith(f) or f.startswith(path)]
+    return bool(near) or (not blamed and last.lower() in answer.message.lower())
+
+
+def explained(kubectl: Kubectl, *what: str) -> str:
+    """What `kubectl explain` says; the API server publishes a new kind's schema some time later."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        try:
+            return kubectl.run("explain", *what)
+        except UnavailableError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.5)
+
+
+def test_the_definition_is_established_and_structural(kubectl: Kubectl) -> None:
+    found = kubectl.get("crd", CRD)
+    conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+    assert len(json.dumps(found["spec"])) < 200_000
+    # Nothing was dropped or added: it is kept as it is written in the repository.
+    kept = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert kept == manifest_schema.openapi()
+
+
+def test_explain_knows_every_field(kubectl: Kubectl, jobs: Jobs) -> None:
+    assert jobs
+    text = explained(kubectl, "dlionjob.spec", "--recursive")
+    for name in manifest_schema.openapi()["properties"]["spec"]["properties"]:
+        assert f"\n  {name}\t" in text, name
+    rate = explained(kubectl, "dlj.spec.trainer.optimizer.learningRate")
+    assert "Size of a step." in rate
+
+
+def test_a_fresh_job_is_said_not_to_have_been_looked_at(running: dict[str, Any]) -> None:
+    assert running["status"]["observedGeneration"] == -1
+    assert running["metadata"]["generation"] == 1
+    assert running["status"]["conditions"] == []  # what was sent with the manifest is not taken
+    assert running["spec"] == load_job(smallest()).to_document()["spec"]
+    assert load_job(running).spec == load_job(smallest()).spec
+
+
+def test_columns_show_what_the_status_says(
+    kubectl: Kubectl, jobs: Jobs, running: dict[str, Any]
+) -> None:
+    header, fresh = kubectl.run("get", "dlj").splitlines()
+    assert header.split() == [
+        "NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE",
+    ]  # fmt: skip
+    assert fresh.split()[0] == "digits"
+    said = {
+        "observedGeneration": 1, "state": "Training", "readySites": "2/2", "readyWorkers": "4/4",
+        "stepsPerSecond": "3.5", "trainerStatus": {"progressPercentage": 42},
+    }  # fmt: skip
+    assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
+    row = kubectl.run("get", "dlionjobs").splitlines()[1].split()
+    assert row[:6] == ["digits", "Training", "42", "2/2", "4/4", "3.5"]
+    assert re.fullmatch(r"[0-9]+s", row[6])
+    assert jobs.get("digits")["metadata"]["generation"] == 1
+
+
+def test_the_status_is_written_by_its_own_path_only(jobs: Jobs, running: dict[str, Any]) -> None:
+    both = changed(running, {"status.state": "Failed", "spec.suspend": True})
+    spec = jobs.replace("digits", both).document
+    assert (spec["spec"]["suspend"], spec["status"]["state"]) == (True, "")
+    status = jobs.replace_status("digits", both).document
+    assert (status["spec"]["suspend"], status["status"]["state"]) == (False, "Failed")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_table_is_judged_as_by_the_model(jobs: Jobs, case: Case) -> None:
+    answer = jobs.create(sent(case.document))
+    assert answer.accepted == (not case.path), answer.message
+    if answer.accepted:
+        assert load_job(answer.document).spec == load_job(case.document).spec
+    if case.path not in ("", *ROUTED) and is_json(case.document):
+        assert names(answer, case.path), answer
+    if case.judge == "rule":
+        assert problems(case.document)[0].message in answer.message
+
+
+def test_metadata_that_an_api_server_keeps_is_read(jobs: Jobs) -> None:
+    """Nothing that others write there may keep the operator from its job."""
+    others = {
+        "metadata.labels": {f"example.com/l{i}": "v" * 63 for i in range(100)},
+        "metadata.annotations": {f"example.com/a{i}": "v" * 2000 for i in range(100)}
+        | {"big": "v" * 60_000},
+        "metadata.finalizers": ["example.com/f"],
+        "metadata.ownerReferences": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "1"}
+        ],
+    }
+    answer = jobs.create(changed(smallest(), others))
+    assert answer.accepted, answer.message
+    assert load_job(answer.document).metadata.labels == others["metadata.labels"]
+    too_much = {"metadata.annotations": {"big": "v" * 256 * 1024}}
+    assert not jobs.create(changed(smallest(), too_much)).accepted
+
+
+def test_a_name_that_an_api_server_makes_up_is_held_to_its_bounds(jobs: Jobs) -> None:
+    made_up = changed(smallest(), {"metadata.name": GONE, "metadata.generateName": "j" * 27})
+    assert jobs.create(made_up).accepted
+    answer = jobs.create(changed(made_up, {"metadata.generateName": "j" * 28}))
+    assert "metadata.name" in answer.fields
+
+
+def test_kubectl_sends_an_integral_float_as_an_integer(kubectl: Kubectl, jobs: Jobs) -> None:
+    assert jobs
+    manifest = changed(smallest(), {"spec.minSites": 2.0})
+    assert "minSites: 2.0" in yaml.safe_dump(manifest)
+    kubectl.run("create", "--dry-run=server", "-f", "-", text=yaml.safe_dump(manifest))
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
+def test_every_bound_is_kept_as_by_the_model(
+    jobs: Jobs, keep: Callable[[dict[str, Any]], dict[str, Any]], trial: Trial
+) -> None:
+    of_status = trial.path.startswith("status")
+    judged = status_problems if of_status else problems
+
+    def offered(manifest: dict[str, Any]) -> Answer:
+        if not of_status:
+            return jobs.create(manifest)
+        kept = keep(smallest()["spec"])
+        name = kept["metadata"]["name"]
+        return jobs.replace_status(name, kept | {"status": manifest["status"]})
+
+    for manifest in (trial.base, *trial.accepted):
+        assert judged(manifest) == ()
+        answer = offered(manifest)
+        assert answer.accepted, answer.message
+    for manifest in trial.refused:
+        assert judged(manifest) != ()
+        answer = offered(manifest)
+        assert not answer.accepted, manifest
+        assert trial.field in ROUTED or names(answer, trial.field), answer
+
+
+KEPT = {
+    "exactly one of builtin, module, file, configMap must be given": "a program in a module",
+    "only one of name, path may be given": "files by path",
+    "path and format go together": "files by path",
+    "evaluationPath needs path": "a held-out path",
+    "siteClasses are for the bySite partition": "classes by site",
+    "only a path can be watched": "a watched path",
+    "nesterov needs name: sgd and a momentum above 0": "nesterov with momentum",
+    "a run needs an end": "an endless run",
+    "a built-in program needs a data set": "nothing but what is required",
+    "initial must not be above max": "an initial batch at its maximum",
+    "warmupFraction must not be above maxFraction": "a warm-up until growth ends",
+    "policy dlion-published weights by dlion_ratio": "the published form",
+    "residual is for policy dlion": "error feedback",
+    "selective propagation is for policy dlion": "selective propagation",
+    "selective propagation takes residual none or perLink": "selective propagation",
+    "topology randomRegular needs a degree": "a random graph",
+    "degree is for topologies randomRegular and bipartite": "two sides",
+    "mode backup needs at least one backup worker": "backup workers",
+    "secretName is for mode Secret, and needed there": "a CA in a secret",
+    "issuerName is for mode CertManager, and needed there": "a cert-manager issuer",
+    "minSites must not be above the number of sites": "a quorum of all sites",
+    "the initial global batch needs a sample for every worker": "a batch of a sample each",
+    "backupWorkers must be below the number of workers": "all but one are backup workers",
+    "batching policy goodput needs the mean of whole gradients": "goodput of whole gradients",
+    "siteClasses must name every site once": "classes by site",
+    "a topology other than allToAll needs two workers at least": "a ring of two",
+    "degree must be below the number of workers": "a random graph",
+    "degree or the number of workers must be even": "a random graph",
+    "with degree 1 only two workers are connected": "a single pair",
+    "degree must not be above half the number of workers: the other side has no more": "two sides",
+    "bipartite with a degree needs an even number of workers": "two sides",
+}
+"""By a rule's message: the accepted manifest of the table that the rule is about."""
+
+
+def test_every_rule_has_an_accepted_and_a_refused_manifest() -> None:
+    of_manifests = {rule["message"] for rule in RULES} - TRANSITIONS
+    refused = {problems(case.document)[0].message for case in REFUSED if case.judge == "rule"}
+    assert set(KEPT) == refused == of_manifests
+    assert set(KEPT.values()) <= {case.name for case in ACCEPTED}
+
+
+def largest(class_count: int, entries: int) -> dict[str, Any]:
+    """A manifest in which as much stands as the schema lets, where a rule looks at it."""
+    names = [f"{i:x>40}" for i in range(bounds.MOST_SITES)]
+    mapping = {f"example.com/k{k}": "1" * 32 for k in range(entries)}
+    group = {"workers": 1, "resources": {"limits": mapping, "requests": mapping},
+             "nodeSelector": mapping}  # fmt: skip
+    groups = [group | {"name": f"{g:x>16}"} for g in range(bounds.MOST_GROUPS)]
+    classes = list(range(class_count))
+    dataset = {"name": "digits", "partition": "bySite", "keepClasses": classes,
+               "siteClasses": [{"site": name, "classes": classes} for name in names]}  # fmt: skip
+    return changed(smallest(), {
+        "spec.sites": [{"name": name, "groups": groups} for name in names],
+        "spec.batching": {"globalBatchSize": {"initial": 1000}},
+        "spec.trainer.dataset": dataset,
+        "spec.trainer.freeze": [f"{i:x>256}" for i in range(64)],
+    })  # fmt: skip
+
+
+def test_the_largest_manifest_is_within_what_rules_may_cost(jobs: Jobs) -> None:
+    answer = jobs.create(largest(bounds.MOST_CLASSES, 16))
+    assert answer.accepted, answer.message
+    answer = jobs.create(largest(100, 4), dry_run=False)  # etcd keeps no more than 1.5 MiB
+    assert answer.accepted, answer.message
+    answer = jobs.replace("digits", answer.document)
+    jobs.delete("digits")
+    assert answer.accepted, answer.message
+
+
+@given(changed_documents())
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_documents_changed_at_random_are_judged_as_by_the_model(jobs: Jobs, manifest: Any) -> None:
+    found = problems(manifest)
+    answer = jobs.create(sent(manifest))
+    assert answer.accepted == (not found), (found, answer.message)
+    if answer.accepted:
+        assert load_job(answer.document).spec == load_job(manifest).spec
+
+
+@given(values)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_anything_that_is_no_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
+    assert problems(anything)
+    assert not jobs.create(anything).accepted
+
+
+# ---- changes
+
+
+ORDERED = {
+    "spec.trainer.freeze": ["a", "b"],
+    "spec.trainer.dataset.keepClasses": [1, 2],
+    "spec.trainer.dataset.siteClasses": [
+        {"site": "plant-a", "classes": [0, 1]},
+        {"site": "plant-b", "classes": [2]},
+    ],
+    "spec.trainer.dataset.siteClasses.0.classes": [0, 1],
+    "spec.sites": smallest()["spec"]["sites"],
+    "spec.sites.0.groups": [{"name": "g", "workers": 1}, {"name": "h", "workers": 1}],
+}
+"""Lists that API servers take for sets and maps; their order is part of what the sites agree on."""
+FREE = [
+    ("spec.exchange.parameters", {}, {"a": 1}),
+    ("spec.exchange.parameters", {"a": {"b": 1}}, {"a": {"b": 2}}),
+    ("spec.exchange.parameters", {"a": [1, 2]}, {"a": [2, 1]}),
+    ("spec.exchange.parameters", {"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}),
+    ("spec.podTemplate", {"spec": {"a": 1}}, {"spec": {"a": 2}}),
+]
+"""Where the schema says nothing of what is inside."""
+
+
+def _differing(path: str, before: Any, after: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    scene: dict[str, Any] = {}
+    if "siteClasses" in path:
+        whole = ORDERED["spec.trainer.dataset.siteClasses"]
+        scene = {"spec.trainer.dataset": {
+            "name": "digits", "partition": "bySite", "siteClasses": whole}}  # fmt: skip
+    base = changed(smallest(), scene)
+    return changed(base, {path: before}), changed(base, {path: after})
+
+
+CHANGES = [
+    pytest.param(trial.base, new, id=f"{trial.name}-{number}")
+    for trial in TRIALS
+    if trial.path.startswith("spec")
+    for number, new in enumerate(trial.accepted)
+    if new != trial.base
+]
+CHANGES += [pytest.param(smallest(), case.document, id=case.name) for case in ACCEPTED]
+CHANGES += [
+    pytest.param(*_differing(path, whole, whole[::-1]), id=f"{path}-order")
+    for path, whole in ORDERED.items()
+]
+CHANGES += [
+    pytest.param(*_differing(path, old, new), id=f"{path}-{number}")
+    for number, (path, old, new) in enumerate(FREE)
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_a_running_job_changes_as_far_as_the_model_says(
+    jobs: Jobs,
+    keep: Callable[[dict[str, Any]], dict[str, Any]],
+    old: dict[str, Any],
+    new: dict[str, Any],
+) -> None:
+    """Every field, from one valid value to another, while the run lasts."""
+    kept = keep(old["spec"])
+    name = kept["metadata"]["name"]
+    before, after = (load_job(changed(d, {"metadata.name": name})) for d in (old, new))
+    found = change_problems(before, after, run_ended=False)
+    answer = jobs.replace(name, kept | {"spec": sent(new["spec"])})
+    assert answer.accepted == (not found), (found, answer.message)
+    for problem in found:
+        assert problem.message in answer.message
+        assert problem.path in answer.fields
+    both = {"spec": changed(new, {"spec.runId": "another"})["spec"]}
+    early = jobs.replace(name, kept | both)
+    assert not early.accepted
+    assert "runId may change only after the job has succeeded or failed" in early.message
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "free"),
+    [
+        ("Succeeded", "True", True),
+        ("Failed", "True", True),
+        ("Succeeded", "False", False),
+        ("Failed", "Unknown", False),
+        ("Stalled", "True", False),
+        ("Ready", "True", False),
+    ],
+)
+def test_a_new_run_begins_only_once_the_last_has_ended(
+    jobs: Jobs, running: dict[str, Any], type_: str, status: str, free: bool
+) -> None:
+    said = {"conditions": [ENDED | {"type": type_, "status": status}]}
+    assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
+    kept = jobs.get("digits")
+    fresh = changed(kept, {"spec.runId": "2"})
+    assert jobs.replace("digits", fresh).accepted == free
+    # With a new run everything may change, and without one no more than before.
+    everything = {
+        "spec.trainer.seed": 7, "spec.exchange.codec": "int8", "spec.tls.mode": "Disabled",
+        "spec.sites.0.name": "elsewhere",
+    }  # fmt: skip
+    assert jobs.replace("digits", changed(fresh, everything)).accepted == free
+    same_run = jobs.replace("digits", changed(kept, everything))
+    assert {"spec.trainer", "spec.exchange", "spec.tls", "spec.sites"} == set(same_run.fields)
+    # A status is never in the way of the next one.
+    assert jobs.replace_status("digits", kept | {"status": {"observedGeneration": 2}}).accepted
+
+
+def test_every_rule_about_changes_is_broken_by_some_change() -> None:
+    broken = {"runId may change only after the job has succeeded or failed"}
+    for change in CHANGES:
+        old, new = change.values
+        pair = (load_job(changed(d, {"metadata.name": "same"})) for d in (old, new))  # type: ignore[arg-type]
+        broken |= {problem.message for problem in change_problems(*pair, run_ended=False)}
+    assert broken == TRANSITIONS
+
+
+def test_workers_suspension_and_deadlines_change_while_the_run_lasts(
+    jobs: Jobs, running: dict[str, Any]
+) -> None:
+    changes = {"spec.sites.0.groups.0.workers": 5, "spec.suspend": True, "spec.minSites": 2,
+               "spec.checkpoint.everySeconds": 60, "spec.activeDeadlineSeconds": 600}  # fmt: skip
+    assert jobs.replace("digits", changed(running, changes), dry_run=False).accepted
+    kept = jobs.get("digits")
+    assert kept["metadata"]["generation"] == 2
+    assert kept["spec"]["sites"][0]["groups"][0]["workers"] == 5

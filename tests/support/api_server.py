@@ -1,0 +1,123 @@
+"""A real API server, asked directly: what it accepts, and in which words it refuses.
+
+kubectl proxies (it knows every way to log in); one kept connection carries all requests, so that
+hundreds of documents take seconds. Nothing here judges a document.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from dlion_api.errors import UnavailableError
+from dlion_api.names import GROUP, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.kubectl import Kubectl
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: the object where `code` is 2xx, else a `metav1.Status`."""
+
+    code: int
+    document: dict[str, Any]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it was done, or would be."""
+        return 200 <= self.code < 300
+
+    @property
+    def message(self) -> str:
+        """Why not, for people; empty where it was accepted."""
+        return "" if self.accepted else str(self.document.get("message", ""))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields blamed, such as `spec.sites[0].name`."""
+        causes = (self.document.get("details") or {}).get("causes") or ()
+        return () if self.accepted else tuple(str(cause.get("field", "")) for cause in causes)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The `DLionJob`s of one namespace, strictly: an unknown field is refused, not dropped."""
+
+    connection: http.client.HTTPConnection
+    namespace: str
+
+    def create(self, document: object, *, dry_run: bool = True) -> Answer:
+        """POST; by default only what would come of it."""
+        return self._send("POST", "", document, dry_run=dry_run)
+
+    def replace(self, name: str, document: object, *, dry_run: bool = True) -> Answer:
+        """PUT of all but the status."""
+        return self._send("PUT", f"/{name}", document, dry_run=dry_run)
+
+    def replace_status(self, name: str, document: object, *, dry_run: bool = True) -> Answer:
+        """PUT of the status alone; the rest of the document is not looked at."""
+        return self._send("PUT", f"/{name}/status", document, dry_run=dry_run)
+
+    def wait_until_served(self) -> None:
+        """Wait until the API server knows the kind. Raises: UnavailableError where it does not."""
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while not (answer := self._send("GET", "", None, dry_run=False)).accepted:
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(f"DLionJobs are not served: {answer.message}")
+            time.sleep(0.1)
+
+    def delete(self, name: str) -> None:
+        """DELETE; gone when this returns."""
+        answer = self._send("DELETE", f"/{name}", {}, dry_run=False)
+        assert answer.accepted, answer.message
+
+    def get(self, name: str) -> dict[str, Any]:
+        """One job as it is kept."""
+        answer = self._send("GET", f"/{name}", None, dry_run=False)
+        assert answer.accepted, answer.message
+        return answer.document
+
+    def _send(self, method: str, path: str, document: object, *, dry_run: bool) -> Answer:
+        query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+        jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/dlionjobs"
+        url = f"{jobs}{path}" + ("" if method == "GET" else f"?{urlencode(query)}")
+        body = None if method == "GET" else json.dumps(document)
+        self.connection.request(method, url, body, {"Content-Type": "application/json"})
+        response = self.connection.getresponse()
+        answer = Answer(response.status, json.loads(response.read()))
+        if answer.code >= 500:
+            raise UnavailableError(f"{method} {url}: {answer.code} {answer.message}")
+        return answer
+
+
+@contextlib.contextmanager
+def jobs_of(kubectl: Kubectl) -> Iterator[Jobs]:
+    """The jobs of kubectl's namespace. Raises: UnavailableError where kubectl does not proxy."""
+    command = [str(kubectl.program), f"--kubeconfig={kubectl.kubeconfig}"]
+    command += [f"--context={kubectl.context}"] if kubectl.context else []
+    with subprocess.Popen(
+        [*command, "proxy", "--port=0"], stdout=subprocess.PIPE, text=True
+    ) as proxy:
+        try:
+            assert proxy.stdout is not None
+            line = proxy.stdout.readline()
+            found = re.search(r"127\.0\.0\.1:([0-9]+)", line)
+            if found is None:
+                raise UnavailableError(f"kubectl proxy said {line!r}, and no port")
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=_TIMEOUT_S)
+            with contextlib.closing(connection):
+                yield Jobs(connection, kubectl.namespace)
+        finally:
+            proxy.terminate()
