@@ -172,6 +172,7 @@ WITH: dict[tuple[str, object], dict[str, Any]] = {
     ("spec.tls.mode", "CertManager"): {"spec.tls.issuerName": "ca"},
     ("spec.exchange.topology", "allToAll"): {f"{EXCHANGE}.degree": GONE},
     ("spec.exchange.topology", "ring"): {f"{EXCHANGE}.degree": GONE},
+    ("spec.exchange.topology", "clustered"): {f"{EXCHANGE}.degree": GONE},
 }
 """By a value of a field: what else changes with it."""
 
