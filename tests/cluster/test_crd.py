@@ -53,13 +53,25 @@ ROUTED = ("apiVersion", "kind")
 ENDED = CONDITION | {"type": "Succeeded", "reason": "Completed"}
 
 
+def wait_until_established(kubectl: Kubectl) -> None:
+    """`kubectl wait` fails on a definition that has no conditions yet."""
+    deadline_s = time.monotonic() + 30
+    while "Established" not in {
+        each["type"]
+        for each in kubectl.get("crd", CRD).get("status", {}).get("conditions") or ()
+        if each["status"] == "True"
+    }:
+        assert time.monotonic() < deadline_s, "the CRD is not Established"
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
     """A namespace of its own in a cluster with the CRD."""
     control_plane.run("create", "-f", str(manifest_schema.CRD))
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     try:
-        control_plane.wait("--for=condition=Established", f"crd/{CRD}")
+        wait_until_established(control_plane)
         control_plane.run("create", "namespace", namespace)
         yield replace(control_plane, namespace=namespace)
     finally:
