@@ -30,6 +30,7 @@ steps = st.builds(
     seconds,
     maybe_seconds,
     maybe_seconds,
+    st.none() | counts,
     st.booleans(),
 )
 probes = st.builds(SpeedProbe, counts, seconds, seconds, seconds, maybe_seconds, counts)
