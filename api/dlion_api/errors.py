@@ -63,6 +63,14 @@ class UnavailableError(DLionError):
     """Something is not there just now: a retry may help."""
 
 
+class AbsentError(UnavailableError):
+    """An object that is named is not in the cluster, or its kind is not known there."""
+
+
+class DeniedError(DLionError):
+    """The cluster knows what was asked for and refuses it: rights, credentials, a conflict."""
+
+
 class ProgramError(DLionError):
     """The user's own model or data program raised, or did not keep to its protocol."""
 

@@ -67,3 +67,27 @@ class WorkerIdentity:
         return (
             f"w{self.index}.{self.group}.{job.run_id}.{job.name}.{job.namespace}.{self.site}.dlion"
         )
+
+
+@dataclass(frozen=True, order=True)
+class KeeperIdentity:
+    """Who a site's keeper of a run is."""
+
+    site: SiteName
+
+    @property
+    def name(self) -> str:
+        """Short name for people."""
+        return f"{self.site}/keeper"
+
+    def spiffe_id(self, job: JobKey) -> str:
+        """URI subject alternative name of the keeper's certificate."""
+        return f"spiffe://{self.site}/ns/{job.namespace}/job/{job.name}/run/{job.run_id}/keeper"
+
+    def dns_name(self, job: JobKey) -> str:
+        """DNS subject alternative name, by which a worker knows its site's keeper.
+
+        >>> KeeperIdentity(SiteName("plant-b")).dns_name(JobKey("default", "cifar10", "1"))
+        'keeper.1.cifar10.default.plant-b.dlion'
+        """
+        return f"keeper.{job.run_id}.{job.name}.{job.namespace}.{self.site}.dlion"

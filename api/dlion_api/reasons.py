@@ -66,6 +66,16 @@ class EventReason(StrEnum):
         "CheckpointFailed",
         "a checkpoint could not be written (full disk); the last one stands, training goes on",
     )
+    CHECKPOINT_KEPT = "CheckpointKept", "the site's keeper has a worker's newest checkpoint"
+    MODEL_KEPT = "ModelKept", "the site's keeper has the site's model"
+    KEEPER_AWAY = (
+        "KeeperAway",
+        "the site's keeper cannot be reached, or its disk is full: files for it wait",
+    )
+    KEEP_FAILED = (
+        "KeepFailed",
+        "the site's keeper refused a file, or a worker had to end before the keeper had it",
+    )
     MODEL_SAVED = "ModelSaved", "a site's model was saved at the end of training"
     REPLICA_MISSING = (
         "ReplicaMissing",

@@ -69,6 +69,8 @@ class WorkerConfig:
     """`time.monotonic()` at which the run began, where all share one clock; None: the
     coordinator says at joining."""
     resume: bool = False
+    keeper_address: str = ""
+    """`host:port` of the site's keeper of checkpoints and models; empty: there is none."""
 
     @property
     def program_dir(self) -> Path:
@@ -222,5 +224,6 @@ _CHECKS: Mapping[str, Callable[[object], str]] = {
     "link_addresses": _links,
     "start_time_monotonic_s": _moment,
     "resume": _flag,
+    "keeper_address": lambda value: "" if value == "" else _address(value),
 }
 """For each field: nothing where the value will do, otherwise the values that would."""

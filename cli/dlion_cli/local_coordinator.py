@@ -32,14 +32,16 @@ class LocalCoordinator:
 
     def start(self, host: str) -> str:
         """Serves on that host, at a free port; the address."""
-        server = CoordinatorServer(
-            f"{host}:0",
+        authority = next(iter(self._authorities.values()), None)
+        server = CoordinatorServer(f"{host}:0", authority)
+        server.open(
             self._job,
             authorities=self._authorities,
             tokens=self._tokens,
             on_record=self.take,
+            feed_limit_bytes=0,  # nobody follows: the runner writes the results itself
         )
-        self._thread = CoordinatorThread(server)
+        self._thread = CoordinatorThread(server, self._job.key)
         return f"{host}:{self._thread.start()}"
 
     def token(self, worker: WorkerIdentity) -> str:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
-from dlion_api.names import DNS_LABEL, JobKey, SiteName, WorkerIdentity
+from dlion_api.names import DNS_LABEL, JobKey, KeeperIdentity, SiteName, WorkerIdentity
 
 LIFE = timedelta(hours=24)
 BACKDATED = timedelta(minutes=10)
@@ -31,6 +31,9 @@ MAX_REQUEST_BYTES = 8192
 MAX_LABEL_LENGTH = 63
 WORKER_LABELS = 7
 """Worker, group, run, job, namespace, site, `dlion`: none of them may hold a dot of its own."""
+
+KEEPER_LABELS = 6
+"""Of a site's keeper: without worker and group, but with `keeper`."""
 
 MAX_NAME_LENGTH = 253
 
@@ -43,26 +46,78 @@ class ServerIdentity:
     certificate_chain_pem: bytes
 
 
+@dataclass(frozen=True)
+class KeptAuthority:
+    """An authority as it is kept, PEM: its key, its certificate, and after it earlier ones."""
+
+    key_pem: bytes
+    certificate_pem: bytes
+
+
 class Authority:
-    """One site's certificate authority (EC P-256), valid for this process's life."""
+    """One site's certificate authority (EC P-256): made here, or kept from an earlier process."""
 
     def __init__(
-        self, site: SiteName, *, life: timedelta = LIFE, now: datetime | None = None
+        self,
+        site: SiteName,
+        *,
+        life: timedelta = LIFE,
+        now: datetime | None = None,
+        kept: KeptAuthority | None = None,
     ) -> None:
+        """`kept` is what an earlier process kept; None: a new one is made.
+
+        Raises:
+            ContractError: what was kept is no such authority, another site's, or has run out.
+        """
         self.site = site
         self._life = life
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = _authority_certificate(self._key, site, now or datetime.now(UTC))
+        now = now or datetime.now(UTC)
+        if kept is None:
+            self._key = ec.generate_private_key(ec.SECP256R1())
+            self._certificate = _authority_certificate(self._key, site, now)
+            self._earlier: tuple[x509.Certificate, ...] = ()
+        else:
+            self._key, (self._certificate, *earlier) = _restored(kept, site, now)
+            self._earlier = tuple(earlier)
+
+    def to_keep(self) -> KeptAuthority:
+        """All that a later process needs to be this authority. Holds the private key."""
+        return KeptAuthority(_key_pem(self._key), self.bundle_pem)
 
     @property
     def bundle_pem(self) -> bytes:
-        """The public certificate that other sites trust this one by."""
-        return self._certificate.public_bytes(serialization.Encoding.PEM)
+        """The public certificates that others trust this one by, the newest first."""
+        return _pem(self._certificate, *self._earlier)
+
+    def is_renewal_due(self, *, now: datetime | None = None) -> bool:
+        """Whether a third of its certificate's life is left, or less."""
+        ends = self._certificate.not_valid_after_utc
+        life = ends - self._certificate.not_valid_before_utc
+        return ends - (now or datetime.now(UTC)) <= life / 3
+
+    def renewed(self, *, now: datetime | None = None) -> Authority:
+        """The same authority with a new life: a new certificate for its key, under its name.
+
+        What it signs is believed by whoever knows either certificate, so that sites may take over
+        the new bundle at any time before the old certificate ends.
+        """
+        now = now or datetime.now(UTC)
+        certificate = _authority_certificate(self._key, self.site, now)
+        kept = _pem(certificate, self._certificate, *self._earlier)
+        return Authority(
+            self.site, life=self._life, now=now, kept=KeptAuthority(_key_pem(self._key), kept)
+        )
 
     def sign(
-        self, csr_pem: bytes, worker: WorkerIdentity, job: JobKey, *, now: datetime | None = None
+        self,
+        csr_pem: bytes,
+        worker: WorkerIdentity | KeeperIdentity,
+        job: JobKey,
+        *,
+        now: datetime | None = None,
     ) -> bytes:
-        """Certificate chain (PEM) for that worker of that run.
+        """Certificate chain (PEM) for that worker, or that site's keeper, of that run.
 
         Takes the public key from the request and *nothing else*: the names are the worker's own,
         whatever the request asks for.
@@ -76,7 +131,8 @@ class Authority:
                 f"worker {worker.name}: the authority of site {self.site} signs for its own"
                 f" workers only (given: site {worker.site}); ask that site's coordinator"
             )
-        dns_name = _checked_dns_name(worker.dns_name(job), WORKER_LABELS)
+        label_count = KEEPER_LABELS if isinstance(worker, KeeperIdentity) else WORKER_LABELS
+        dns_name = _checked_dns_name(worker.dns_name(job), label_count)
         certificate = self._issue(
             _public_key(csr_pem),
             [x509.UniformResourceIdentifier(worker.spiffe_id(job)), x509.DNSName(dns_name)],
@@ -95,11 +151,7 @@ class Authority:
             now or datetime.now(UTC),
         )
         return ServerIdentity(
-            key_pem=key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
+            key_pem=_key_pem(key),
             certificate_chain_pem=certificate.public_bytes(serialization.Encoding.PEM),
         )
 
@@ -136,23 +188,65 @@ class Tokens:
     """Random tokens, one per worker of a run, for runs without a cluster to issue them."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[JobKey, WorkerIdentity], str] = {}
+        self._tokens: dict[tuple[JobKey, WorkerIdentity | KeeperIdentity], str] = {}
 
-    def issue(self, worker: WorkerIdentity, job: JobKey) -> str:
+    def issue(self, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> str:
         """That worker's token; the same one when asked again."""
         return self._tokens.setdefault((job, worker), secrets.token_urlsafe(32))
 
-    def verify(self, token: str, worker: WorkerIdentity, job: JobKey) -> bool:
-        """Whether that token is that worker's, compared in constant time."""
+    async def verify(
+        self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
+    ) -> bool:
+        """Whether that token is that worker's, compared in constant time. Waits for nothing."""
         expected = self._tokens.get((job, worker), "")
         # Compared even where nothing was issued, so that timing tells nothing either way.
         return hmac.compare_digest(token.encode(), expected.encode()) and bool(expected)
 
 
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _restored(
+    kept: KeptAuthority, site: SiteName, now: datetime
+) -> tuple[ec.EllipticCurvePrivateKey, list[x509.Certificate]]:
+    """Its key, its certificate, and those earlier ones that have not run out."""
+    try:
+        key = serialization.load_pem_private_key(kept.key_pem, password=None)
+        certificate, *earlier = x509.load_pem_x509_certificates(kept.certificate_pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ContractError(f"the kept authority cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ContractError(f"the kept authority has a {type(key).__name__}; allowed: EC P-256")
+    for each in (certificate, *earlier):
+        if each.public_key() != key.public_key():
+            raise ContractError("the kept authority's certificate is for another key")
+        if each.subject != _authority_name(site):
+            given = each.subject.rfc4514_string()
+            raise ContractError(f"the kept authority is {given}; allowed: that of site {site}")
+    if now >= certificate.not_valid_after_utc:
+        raise ContractError(
+            f"the kept authority has run out on {certificate.not_valid_after_utc:%Y-%m-%d}"
+        )
+    return key, [certificate, *(each for each in earlier if now < each.not_valid_after_utc)]
+
+
+def _pem(*certificates: x509.Certificate) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+def _authority_name(site: SiteName) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"dlion site {site}")])
+
+
 def _authority_certificate(
     key: ec.EllipticCurvePrivateKey, site: SiteName, now: datetime
 ) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"dlion site {site}")])
+    name = _authority_name(site)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()

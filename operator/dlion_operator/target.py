@@ -17,11 +17,17 @@ class TargetWatch:
     def __init__(self, target_accuracy: float | None, ranks: Collection[Rank]) -> None:
         self._target = target_accuracy
         self._ranks = frozenset(ranks)
+        self._gone: frozenset[Rank] = frozenset()
         self._accuracy: dict[Rank, float] = {}
 
     def left(self, rank: Rank) -> str | None:
         """That replica no longer counts: it is lost for good. As `take`, of those who are left."""
-        self._ranks -= {rank}
+        self._gone |= {rank}
+        return self._reached()
+
+    def expect(self, ranks: Collection[Rank]) -> str | None:
+        """The job has these replicas now. As `take`, of those that are not lost for good."""
+        self._ranks = frozenset(ranks)
         return self._reached()
 
     def take(self, record: EvaluationRecord) -> str | None:
@@ -34,8 +40,9 @@ class TargetWatch:
     def _reached(self) -> str | None:
         if self._target is None:
             return None
-        known = [self._accuracy[rank] for rank in self._ranks if rank in self._accuracy]
-        if len(known) < len(self._ranks) or not known:
+        counted = self._ranks - self._gone
+        known = [self._accuracy[rank] for rank in counted if rank in self._accuracy]
+        if len(known) < len(counted) or not known:
             return None
         mean = sum(known) / len(known)
         if mean < self._target:

@@ -86,14 +86,15 @@ class Site:
         self.coordinator = self.start()
 
     def start(self) -> CoordinatorThread:
-        server = CoordinatorServer(
-            f"127.0.0.1:{self.port}",
+        authority = next(iter(self.authorities.values()), None)
+        server = CoordinatorServer(f"127.0.0.1:{self.port}", authority)
+        server.open(
             self.job,
             authorities=self.authorities,
             tokens=self.tokens,
             on_record=self.records.append,
         )
-        self.coordinator = CoordinatorThread(server)
+        self.coordinator = CoordinatorThread(server, self.job.key)
         self.port = self.coordinator.start()
         return self.coordinator
 

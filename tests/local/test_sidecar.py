@@ -143,14 +143,10 @@ class Run:
         secure = self.tls != "Disabled"
         self.tokens = Tokens()
         names = [site.name for site in self.job.spec.sites] if secure else []
-        server = CoordinatorServer(
-            "127.0.0.1:0",
-            self.job,
-            authorities={name: Authority(name) for name in names},
-            tokens=self.tokens,
-            on_record=lambda _: None,
-        )
-        self.coordinator = CoordinatorThread(server)
+        authorities = {name: Authority(name) for name in names}
+        server = CoordinatorServer("127.0.0.1:0", next(iter(authorities.values()), None))
+        server.open(self.job, authorities=authorities, tokens=self.tokens, on_record=lambda _: None)
+        self.coordinator = CoordinatorThread(server, self.job.key)
         port = self.coordinator.start()
         self.workers = [self._worker(Rank(rank), port) for rank in range(self.count)]
 

@@ -23,15 +23,22 @@ from dlion_operator.coordinator.events import (
     Publish,
     ReportArrived,
     StreamEnded,
+    WorkersChanged,
 )
-from dlion_operator.coordinator.messages import checked_size, join_event, report_event, sign_event
+from dlion_operator.coordinator.messages import (
+    checked_size,
+    follow_event,
+    join_event,
+    report_event,
+    sign_event,
+)
 from dlion_operator.coordinator.state import Coordinator
 
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
 
 
-@given(st.binary(max_size=300), st.sampled_from(["sign", "join", "report"]))
+@given(st.binary(max_size=300), st.sampled_from(["sign", "join", "report", "follow"]))
 def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> None:
     try:
         if call == "sign":
@@ -42,6 +49,10 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
             join = wire.JoinRequest.FromString(content)
             checked_size(join)
             join_event(join, stream=1, token_ok=True)
+        elif call == "follow":
+            follow = wire.FollowRequest.FromString(content)
+            checked_size(follow)
+            follow_event(follow, token_ok=True)
         else:
             report = wire.ProgressReport.FromString(content)
             checked_size(report)
@@ -56,7 +67,7 @@ def joins(stream: int, rank: int, incarnation: int) -> JoinAsked:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "break", "leave"]), st.integers(0, 2), st.integers(1, 4)
+        st.sampled_from(["join", "break", "leave", "scale"]), st.integers(0, 2), st.integers(1, 4)
     ),
     max_size=40,
 )  # fmt: skip
@@ -67,6 +78,7 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
     state = Coordinator(JOB, WORKERS, "hash")
     streams: dict[int, int] = {}  # stands: stream → rank
     newest: dict[int, int] = {}
+    expected = {0, 1, 2}
     for number, (what, rank, incarnation) in enumerate(steps):
         event: Event
         if what == "join":
@@ -75,6 +87,9 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
             stream = next((s for s, r in streams.items() if r == rank), -1)
             streams.pop(stream, None)
             event = StreamEnded(stream)
+        elif what == "scale":
+            expected ^= {rank}
+            event = WorkersChanged(tuple(WORKERS[each] for each in sorted(expected)))
         else:
             event = ReportArrived(
                 str(JOB), WORKERS[rank], True, incarnation, number + 1, (), True, 0.0
@@ -83,14 +98,18 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
         instructions = state.handle(event)
         assert (state.membership().version > before) == (Publish() in instructions)
         if what == "join" and Accept() in instructions:
+            assert rank in expected
             streams[number] = rank
             assert incarnation >= newest.get(rank, 0)
             newest[rank] = incarnation
         for instruction in instructions:
             if isinstance(instruction, EndStream):
                 assert streams.pop(instruction.stream) == rank
+        assert state.membership().expected_count == len(expected)
         assert sorted(streams.values()) == sorted(set(streams.values()))
         for member in state.membership().members:
             assert member.incarnation == newest[member.identity.rank]
+            if member.state is MemberState.LOST:
+                assert member.identity.rank in expected
             if member.state is MemberState.READY:
                 assert member.identity.rank in streams.values()

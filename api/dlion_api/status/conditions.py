@@ -49,6 +49,13 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     RESTARTS_EXCEEDED = "RestartsExceeded"
     PROGRAM_FAILED = "ProgramFailed"
+    WORKERS_FAILED = "WorkersFailed"
+    QUEUED = "Queued"
+    FORBIDDEN = "Forbidden"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    UNSCHEDULABLE = "Unschedulable"
+    PODS_REFUSED = "PodsRefused"
+    CONTAINER_BROKEN = "ContainerBroken"
 
 
 class State(StrEnum):

@@ -60,10 +60,12 @@ class SignRequest(_message.Message):
     run: _builtins.str
     """"namespace/name#runId" """
     role: _builtins.str
-    """"trainer" or "sidecar" """
+    """"trainer", "sidecar" or "keeper" """
     csr_pem: _builtins.bytes
     @_builtins.property
-    def worker(self) -> Global___Worker: ...
+    def worker(self) -> Global___Worker:
+        """of a keeper only the site"""
+
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """IP addresses the worker will serve on, for the record"""
@@ -305,3 +307,72 @@ class ReportReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    run: _builtins.str
+    site: _builtins.str
+    epoch: _builtins.str
+    """of the last message that was taken; empty at first"""
+    taken_sequence: _builtins.int
+    """of the last record that was taken in that epoch"""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        run: _builtins.str = ...,
+        site: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+        taken_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run", b"run", "site", b"site", "taken_sequence", b"taken_sequence", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class FollowedRecords(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    RECORDS_JSON_FIELD_NUMBER: _builtins.int
+    ENDED_REASON_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.str
+    """one life of the coordinator: a new one counts from 1 again"""
+    first_sequence: _builtins.int
+    """of the first record here; a gap: the follower was too slow"""
+    ended_reason: _builtins.str
+    """not empty: the run is over and this was its last record"""
+    succeeded: _builtins.bool
+    """where it is over"""
+    @_builtins.property
+    def records_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.str = ...,
+        first_sequence: _builtins.int = ...,
+        records_json: _abc.Iterable[_builtins.str] | None = ...,
+        ended_reason: _builtins.str = ...,
+        succeeded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_reason", b"ended_reason", "epoch", b"epoch", "first_sequence", b"first_sequence", "records_json", b"records_json", "succeeded", b"succeeded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowedRecords: _TypeAlias = FollowedRecords  # noqa: Y015

@@ -50,6 +50,11 @@ class CoordinationStub:
                 request_serializer=dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.SerializeToString,
                 response_deserializer=dlion__api_dot_wire_dot_coordination__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/dlion.v1alpha1.Coordination/Follow',
+                request_serializer=dlion__api_dot_wire_dot_coordination__pb2.FollowRequest.SerializeToString,
+                response_deserializer=dlion__api_dot_wire_dot_coordination__pb2.FollowedRecords.FromString,
+                _registered_method=True)
 
 
 class CoordinationServicer:
@@ -77,6 +82,13 @@ class CoordinationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """Records as they come in, for the site's keeper, which writes the result folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_CoordinationServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.FromString,
                     response_serializer=dlion__api_dot_wire_dot_coordination__pb2.ReportReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=dlion__api_dot_wire_dot_coordination__pb2.FollowRequest.FromString,
+                    response_serializer=dlion__api_dot_wire_dot_coordination__pb2.FollowedRecords.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class Coordination:
             '/dlion.v1alpha1.Coordination/Report',
             dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.SerializeToString,
             dlion__api_dot_wire_dot_coordination__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dlion.v1alpha1.Coordination/Follow',
+            dlion__api_dot_wire_dot_coordination__pb2.FollowRequest.SerializeToString,
+            dlion__api_dot_wire_dot_coordination__pb2.FollowedRecords.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlion_api.names import WorkerIdentity
+from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.progress import ProgressRecord
 from dlion_api.refusals import RefusalReason
 
 
 @dataclass(frozen=True)
 class SignAsked:
-    """Somebody wants a certificate for that worker."""
+    """Somebody wants a certificate for that worker, or for a site's keeper."""
 
     run: str
-    worker: WorkerIdentity
+    worker: WorkerIdentity | KeeperIdentity
+    token_ok: bool
+
+
+@dataclass(frozen=True)
+class FollowAsked:
+    """Somebody wants the run's records as they come in."""
+
+    run: str
+    worker: KeeperIdentity
     token_ok: bool
 
 
@@ -55,13 +64,22 @@ class ReportArrived:
 
 
 @dataclass(frozen=True)
+class WorkersChanged:
+    """The manifest has other workers now; those who stay have kept their ranks."""
+
+    workers: tuple[WorkerIdentity, ...]
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """Whoever runs this coordinator wants the run to end."""
 
     reason: str
 
 
-Event = SignAsked | JoinAsked | StreamEnded | ReportArrived | StopAsked
+Event = (
+    SignAsked | FollowAsked | JoinAsked | StreamEnded | ReportArrived | WorkersChanged | StopAsked
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Wire messages made into events, and a membership into a wire message.
 
-Owns the limits of every field: what arrives is untrusted. Called by the gRPC skin alone.
+Owns the limits of every field: what arrives is untrusted, and nothing is made of it before
+`checked_size` has passed it. Called by the gRPC skin alone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.records import record_from_json
 from dlion_api.refusals import (
     MAX_CSR_BYTES,
@@ -18,54 +19,77 @@ from dlion_api.refusals import (
     MAX_TOKEN_BYTES,
 )
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import JoinAsked, ReportArrived, SignAsked
+from dlion_operator.coordinator.events import (
+    FollowAsked,
+    JoinAsked,
+    ReportArrived,
+    SignAsked,
+)
 
 if TYPE_CHECKING:
     from dlion_api.membership import Membership
+    from dlion_operator.coordinator.feed import Batch
 
 MAX_COUNTER = 2**53
 """Of incarnations, versions and sequences: room to count on for ever, exact in JSON too."""
-ROLES = ("trainer", "sidecar")
+KEEPER_ROLE = "keeper"
+ROLES = ("trainer", "sidecar", KEEPER_ROLE)
 
-Request = (
+WorkerRequest = (
     coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.ProgressReport
 )
+Request = WorkerRequest | coordination_pb2.FollowRequest
 
 
 def checked_size(request: Request) -> None:
-    """Passes a request whose common fields are within bounds.
+    """Passes a request whose fields are all within bounds, before anybody looks at the token.
 
     Raises:
-        ContractError: a field is longer than the protocol allows.
+        ContractError: a field is longer than the protocol allows, or none that it knows.
     """
     _short("token", request.token, MAX_TOKEN_BYTES)
     _short("run", request.run)
+    if isinstance(request, coordination_pb2.FollowRequest):
+        _short("site", request.site)
+        _short("epoch", request.epoch)
+        return
     _short("worker.site", request.worker.site)
     _short("worker.group", request.worker.group)
+    if isinstance(request, coordination_pb2.SignRequest):
+        _checked_sign(request)
+    elif isinstance(request, coordination_pb2.JoinRequest):
+        _checked_join(request)
+    else:
+        _checked_report(request)
 
 
-def worker_of(request: Request) -> WorkerIdentity:
+def caller_of(request: Request) -> WorkerIdentity | KeeperIdentity:
     """Who the caller says it is."""
+    if isinstance(request, coordination_pb2.FollowRequest):
+        return KeeperIdentity(SiteName(request.site))
+    if isinstance(request, coordination_pb2.SignRequest) and request.role == KEEPER_ROLE:
+        return KeeperIdentity(SiteName(request.worker.site))
+    return worker_of(request)
+
+
+def worker_of(request: WorkerRequest) -> WorkerIdentity:
+    """Which worker the caller says it is."""
     worker = request.worker
     return WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index)
 
 
 def sign_event(request: coordination_pb2.SignRequest, *, token_ok: bool) -> SignAsked:
-    """That request as an event. Raises ContractError where it breaks the protocol."""
-    if request.role not in ROLES:
-        raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
-    if len(request.csr_pem) > MAX_CSR_BYTES:
-        raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
-    return SignAsked(request.run, worker_of(request), token_ok)
+    """That request, of a checked size, as an event."""
+    return SignAsked(request.run, caller_of(request), token_ok)
+
+
+def follow_event(request: coordination_pb2.FollowRequest, *, token_ok: bool) -> FollowAsked:
+    """That request, of a checked size, as an event."""
+    return FollowAsked(request.run, KeeperIdentity(SiteName(request.site)), token_ok)
 
 
 def join_event(request: coordination_pb2.JoinRequest, *, stream: int, token_ok: bool) -> JoinAsked:
-    """That request as an event. Raises ContractError where it breaks the protocol."""
-    _short("exchange_address", request.exchange_address)
-    _short("measuring_address", request.measuring_address)
-    _short("spec_hash", request.spec_hash)
-    _counter("incarnation", request.incarnation)
-    _counter("known_version", request.known_version)
+    """That request, of a checked size, as an event."""
     return JoinAsked(
         stream=stream,
         run=request.run,
@@ -82,26 +106,18 @@ def join_event(request: coordination_pb2.JoinRequest, *, stream: int, token_ok: 
 def report_event(
     request: coordination_pb2.ProgressReport, *, token_ok: bool, now_s: float
 ) -> ReportArrived:
-    """That request as an event, its records parsed only where the token held.
+    """That request, of a checked size, as an event, its records parsed only where the token held.
 
     Raises:
-        ContractError: it breaks the protocol, or one of its records does.
+        ContractError: one of its records breaks the protocol.
     """
-    _counter("incarnation", request.incarnation)
-    _counter("sequence", request.sequence)
-    texts = request.records_json
-    if len(texts) > MAX_RECORDS_PER_REPORT or request.ByteSize() > MAX_REPORT_BYTES:
-        raise ContractError(
-            f"report of {len(texts)} records, {request.ByteSize()} bytes; allowed: "
-            f"{MAX_RECORDS_PER_REPORT} records, {MAX_REPORT_BYTES} bytes"
-        )
     return ReportArrived(
         run=request.run,
         worker=worker_of(request),
         token_ok=token_ok,
         incarnation=request.incarnation,
         sequence=request.sequence,
-        records=tuple(record_from_json(text) for text in texts) if token_ok else (),
+        records=tuple(record_from_json(text) for text in request.records_json) if token_ok else (),
         finished=request.finished,
         now_s=now_s,
     )
@@ -131,6 +147,49 @@ def membership_update(
             )
             for member in membership.members
         ],
+    )
+
+
+def _checked_sign(request: coordination_pb2.SignRequest) -> None:
+    if request.role not in ROLES:
+        raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
+    if len(request.csr_pem) > MAX_CSR_BYTES:
+        raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
+    worker = request.worker
+    if request.role == KEEPER_ROLE and (worker.rank or worker.group or worker.index):
+        raise ContractError(
+            f"role {KEEPER_ROLE} of rank {worker.rank}, group {worker.group!r:.80}, index"
+            f" {worker.index}; allowed: a site and nothing else"
+        )
+
+
+def _checked_join(request: coordination_pb2.JoinRequest) -> None:
+    _short("exchange_address", request.exchange_address)
+    _short("measuring_address", request.measuring_address)
+    _short("spec_hash", request.spec_hash)
+    _counter("incarnation", request.incarnation)
+    _counter("known_version", request.known_version)
+
+
+def _checked_report(request: coordination_pb2.ProgressReport) -> None:
+    _counter("incarnation", request.incarnation)
+    _counter("sequence", request.sequence)
+    texts = request.records_json
+    if len(texts) > MAX_RECORDS_PER_REPORT or request.ByteSize() > MAX_REPORT_BYTES:
+        raise ContractError(
+            f"report of {len(texts)} records, {request.ByteSize()} bytes; allowed: "
+            f"{MAX_RECORDS_PER_REPORT} records, {MAX_REPORT_BYTES} bytes"
+        )
+
+
+def followed_records(epoch: str, batch: Batch) -> coordination_pb2.FollowedRecords:
+    """What a follow stream carries."""
+    return coordination_pb2.FollowedRecords(
+        epoch=epoch,
+        first_sequence=batch.first_sequence,
+        records_json=batch.texts,
+        ended_reason=batch.end.reason if batch.end else "",
+        succeeded=batch.end is not None and batch.end.succeeded,
     )
 
 

@@ -1,11 +1,12 @@
 """The coordinator as a gRPC server in an asyncio loop: the operator's, or `thread`'s.
 
-Owns the port, the server's certificate and its renewal. Puts state and service together.
+Owns the port, the server's certificate and its renewal, and which runs are open.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,22 @@ from cryptography import x509
 from dlion_api.errors import UnavailableError
 from dlion_api.refusals import MAX_REPORT_BYTES, RefusalReason
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.coordinator.service import CoordinationService, TokenVerifier
+from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
+from dlion_operator.coordinator.served_run import ServedRun, TokenVerifier
+from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import Coordinator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dlion_api.membership import Membership
-    from dlion_api.names import SiteName
+    from dlion_api.names import JobKey, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
     from dlion_operator.authority import Authority
+
+MAX_CALLS = 16_384
+"""Under way at once. Every worker holds one stream and has at most a report and two signings."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A little more than the protocol allows, so that such a report is refused by name.
@@ -44,44 +50,28 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class CoordinatorServer:
-    """One run's coordinator. Every method is called in the loop that started it."""
+    """One port, and the coordinators of all runs that are open on it.
 
-    def __init__(
-        self,
-        listen_address: str,
-        job: Job,
-        *,
-        authorities: Mapping[SiteName, Authority],
-        tokens: TokenVerifier,
-        on_record: Callable[[ProgressRecord], None],
-        start_time_monotonic_s: float | None = None,
-    ) -> None:
-        """No port is opened yet.
+    Every method is called in the loop that started it, or before it starts.
+    """
 
-        `authorities` holds every site whose workers are signed for here; empty means no TLS. The
-        first site's signs the server's own certificate. `on_record` runs in the loop: it must
-        neither block nor raise.
-        """
+    def __init__(self, listen_address: str, authority: Authority | None) -> None:
+        """No port is opened yet. `authority` signs the server's own certificate; None: no TLS."""
         self._listen_address = listen_address
-        self._authorities = dict(authorities)
-        self._state = Coordinator(job.key, job.workers(), job.hash())
-        self._service = CoordinationService(
-            self._state,
-            authorities=self._authorities,
-            tokens=tokens,
-            on_record=on_record,
-            start_time_monotonic_s=(
-                time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
-            ),
-        )
-        # Every worker holds one stream and has at most a report and two signings under way.
-        self._max_calls = 4 * len(job.workers()) + 64
+        self._certificate = ServerCertificate(authority) if authority else None
+        self._service = CoordinationService()
+        self._runs: dict[JobKey, ServedRun] = {}
         self._server: grpc.aio.Server | None = None
 
     @property
     def authority_pem(self) -> bytes:
         """What a worker trusts this server by; empty without TLS."""
-        return self._own_authority().bundle_pem if self._authorities else b""
+        return self._certificate.authority.bundle_pem if self._certificate else b""
+
+    @property
+    def runs(self) -> Collection[JobKey]:
+        """The runs that are open."""
+        return self._runs.keys()
 
     async def start(self) -> int:
         """Opens the port and yields its number.
@@ -89,7 +79,7 @@ class CoordinatorServer:
         Raises:
             UnavailableError: the address cannot be listened on.
         """
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=self._max_calls)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self._service.handler(),))
         try:
             port = self._open_port(server)
@@ -101,51 +91,120 @@ class CoordinatorServer:
         self._server = server
         return port
 
-    def stop(self, reason: str) -> None:
-        """Asks every worker to end the run: at once by its stream, and in each reply."""
-        self._service.stop(reason)
+    def open(
+        self,
+        job: Job,
+        *,
+        authorities: Mapping[SiteName, Authority],
+        tokens: TokenVerifier,
+        on_record: Callable[[ProgressRecord], None],
+        workers: Sequence[WorkerIdentity] | None = None,
+        spec_hash: str | None = None,
+        start_time_monotonic_s: float | None = None,
+        feed_limit_bytes: int = MAX_FEED_BYTES,
+    ) -> None:
+        """Serves that run from now on; its workers may have known it from an earlier coordinator.
 
-    def membership(self) -> Membership:
-        """The membership as it stands."""
-        return self._state.membership()
+        `authorities` holds every site whose workers are signed for here; empty means that links
+        are open. `on_record` runs in the loop: it must neither block nor raise. `workers` where
+        they are fewer than the manifest's, `spec_hash` where another release began the run.
+        `start_time_monotonic_s` is when
+        the run began, by this machine's clock: now, unless it is taken up again. So much of its
+        records is kept for followers.
+
+        Raises:
+            ValueError: that run is open.
+        """
+        if job.key in self._runs:
+            raise ValueError(f"run {job.key} is open; close it first")
+        self._runs[job.key] = self._service.runs[str(job.key)] = ServedRun(
+            Coordinator(
+                job.key, job.workers() if workers is None else workers, spec_hash or job.hash()
+            ),
+            RecordFeed(uuid.uuid4().hex, limit_bytes=feed_limit_bytes),
+            authorities=authorities,
+            tokens=tokens,
+            on_record=on_record,
+            start_time_monotonic_s=(
+                time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
+            ),
+        )
+
+    def expect(self, run: JobKey, workers: Sequence[WorkerIdentity]) -> None:
+        """Admits these workers from now on, their ranks unchanged; others may end in order.
+
+        Raises:
+            KeyError: that run is not open.
+        """
+        self._runs[run].expect(workers)
+
+    def take(self, run: JobKey, record: ProgressRecord) -> None:
+        """Puts a record of this side's own among those of the workers."""
+        self._runs[run].take(record)
+
+    def stop(self, run: JobKey, reason: str) -> None:
+        """Asks every worker to end the run: at once by its stream, and in each reply."""
+        self._runs[run].stop(reason)
+
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
+        """Tells the run's followers that it is over, also those that come until it is closed."""
+        self._runs[run].finish(reason, succeeded=succeeded)
+
+    def close(self, run: JobKey) -> None:
+        """Serves that run no more; its calls are refused from now on, as not known (yet)."""
+        del self._service.runs[str(run)]
+        self._runs.pop(run).close()
+
+    def membership(self, run: JobKey) -> Membership:
+        """The run's membership as it stands."""
+        return self._runs[run].state.membership()
 
     def refusals(self) -> Mapping[RefusalReason, int]:
-        """Refused calls by reason since the start."""
-        return dict(self._state.refusals)
+        """Refused calls by reason since the start, of all runs."""
+        return dict(self._service.refusals)
 
-    async def close(self) -> None:
+    def replace_authority(self, authority: Authority) -> None:
+        """Signs with that one from now on, for its site's workers and for this server itself."""
+        if self._certificate is not None and self._certificate.authority.site == authority.site:
+            self._certificate.replace_authority(authority)
+        for run in self._runs.values():
+            run.replace_authority(authority)
+
+    async def shut_down(self) -> None:
         """Closes the port and every stream at once."""
-        self._service.close()
+        for run in self._runs.values():
+            run.close()
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
 
     def _open_port(self, server: grpc.aio.Server) -> int:
-        if not self._authorities:
+        if self._certificate is None:
             return server.add_insecure_port(self._listen_address)
-        certificate = ServerCertificate(self._own_authority())
         credentials = grpc.dynamic_ssl_server_credentials(
-            certificate.current(),
-            certificate.renewed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
+            self._certificate.current(),
+            self._certificate.renewed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
             require_client_authentication=False,
         )
         return server.add_secure_port(self._listen_address, credentials)
-
-    def _own_authority(self) -> Authority:
-        return next(iter(self._authorities.values()))
 
 
 class ServerCertificate:
     """The server's own certificate, made anew when two thirds of its life have passed."""
 
     def __init__(self, authority: Authority) -> None:
-        self._authority = authority
+        self.authority = authority
         self._renew_at = datetime.now(UTC)
         self._configuration = self._make()
 
     def current(self) -> grpc.ServerCertificateConfiguration:
         """What the server presents now."""
         return self._configuration
+
+    def replace_authority(self, authority: Authority) -> None:
+        """The next handshake gets a certificate of that one."""
+        self.authority = authority
+        self._renew_at = datetime.now(UTC)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """A new certificate where one is due, else None: gRPC asks at each handshake."""
@@ -156,7 +215,7 @@ class ServerCertificate:
 
     def _make(self) -> grpc.ServerCertificateConfiguration:
         now = datetime.now(UTC)
-        identity = self._authority.server_identity(COORDINATOR_DNS_NAME, now=now)
+        identity = self.authority.server_identity(COORDINATOR_DNS_NAME, now=now)
         certificate = x509.load_pem_x509_certificate(identity.certificate_chain_pem)
         self._renew_at = now + (certificate.not_valid_after_utc - now) * 2 / 3
         return grpc.ssl_server_certificate_configuration(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import KeeperIdentity
 from dlion_api.progress import ProgressRecord, StepRecord
 from dlion_api.refusals import RefusalReason
 from dlion_operator.coordinator.allowance import Allowance
@@ -20,6 +21,7 @@ from dlion_operator.coordinator.events import (
     Deliver,
     EndStream,
     Event,
+    FollowAsked,
     Instruction,
     JoinAsked,
     Publish,
@@ -28,12 +30,17 @@ from dlion_operator.coordinator.events import (
     SignAsked,
     StopAsked,
     StreamEnded,
+    WorkersChanged,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlion_api.names import JobKey, Rank, WorkerIdentity
+
+
+_GONE = MemberState.FINISHED
+"""A worker that was taken out of the manifest: nobody waits for it, as for one that has ended."""
 
 
 @dataclass
@@ -43,6 +50,8 @@ class _Worker:
     member: Member
     stream: int | None
     last_sequence: int = 0
+    has_ended: bool = False
+    """It has said its farewell."""
     allowance: Allowance = field(default_factory=Allowance)
 
 
@@ -63,6 +72,11 @@ class Coordinator:
         self._version = 0
         self._workers: dict[Rank, _Worker] = {}
 
+    @property
+    def workers(self) -> tuple[WorkerIdentity, ...]:
+        """The workers that the manifest has now, by rank."""
+        return tuple(self._expected[rank] for rank in sorted(self._expected))
+
     def membership(self) -> Membership:
         """The membership as it stands, members by rank: everyone who ever joined here."""
         members = tuple(self._workers[rank].member for rank in sorted(self._workers))
@@ -71,7 +85,7 @@ class Coordinator:
     def handle(self, event: Event) -> tuple[Instruction, ...]:
         """What is to be done about that event, in order."""
         match event:
-            case SignAsked():
+            case SignAsked() | FollowAsked():
                 return (self._stranger(event) or Accept(),)
             case JoinAsked():
                 return self._join(event)
@@ -79,6 +93,8 @@ class Coordinator:
                 return self._stream_ended(event)
             case ReportArrived():
                 return self._report(event)
+            case WorkersChanged():
+                return self._workers_changed(event)
             case StopAsked():
                 return self._stop(event)
 
@@ -125,7 +141,7 @@ class Coordinator:
             if worker.stream == event.stream:
                 worker.stream = None
                 if worker.member.state is MemberState.READY:
-                    return (self._change_state(worker, MemberState.LOST),)
+                    return (self._change_state(worker, self._state_when_gone(worker)),)
         return ()  # refused, or replaced before
 
     def _report(self, event: ReportArrived) -> tuple[Instruction, ...]:
@@ -146,8 +162,28 @@ class Coordinator:
         if event.records:
             instructions.append(Deliver(event.records))
         if event.finished:
+            worker.has_ended = True
             instructions.append(self._change_state(worker, MemberState.FINISHED))
         return tuple(instructions)
+
+    def _workers_changed(self, event: WorkersChanged) -> tuple[Instruction, ...]:
+        expected = {worker.rank: worker for worker in event.workers}
+        if expected == self._expected:
+            return ()
+        self._expected = expected
+        for worker in self._workers.values():
+            if worker.stream is None and not worker.has_ended:
+                state = self._state_when_gone(worker)
+                worker.member = replace(worker.member, state=state)
+        self._version += 1
+        return (Publish(),)
+
+    def _state_when_gone(self, worker: _Worker) -> MemberState:
+        """Lost, where it may come back; whoever the manifest has no longer need not."""
+        return MemberState.LOST if self._is_expected(worker.member.identity) else _GONE
+
+    def _is_expected(self, worker: WorkerIdentity) -> bool:
+        return self._expected.get(worker.rank) == worker
 
     def _stop(self, event: StopAsked) -> tuple[Instruction, ...]:
         if self.stop_reason:
@@ -160,20 +196,33 @@ class Coordinator:
         self._version += 1
         return Publish()
 
-    def _stranger(self, event: SignAsked | JoinAsked | ReportArrived) -> Refuse | None:
-        """Whether the caller is not one of this run's workers."""
+    def _stranger(
+        self, event: SignAsked | FollowAsked | JoinAsked | ReportArrived
+    ) -> Refuse | None:
+        """Whether the caller is not one of this run's workers, nor a keeper of it."""
+        who = event.worker
         if event.run != str(self.job):
             message = f"run {event.run!r:.200} is not served here; this is {self.job}"
             return self.refuse(RefusalReason.WRONG_RUN, message)
-        if self._expected.get(event.worker.rank) != event.worker:
-            message = (
-                f"rank {event.worker.rank}, {event.worker.name:.200}: not in the manifest here"
-            )
+        if isinstance(who, KeeperIdentity):
+            if all(worker.site != who.site for worker in self._expected.values()):
+                message = f"site {who.site!r:.200}: not in the manifest here"
+                return self.refuse(RefusalReason.UNKNOWN_WORKER, message)
+        elif not self._is_expected(who) and not (
+            isinstance(event, ReportArrived) and self._has_joined(who)
+        ):
+            message = f"rank {who.rank}, {who.name:.200}: not in the manifest here"
             return self.refuse(RefusalReason.UNKNOWN_WORKER, message)
         if not event.token_ok:
-            message = f"{event.worker.name}: the token is not this worker's"
+            message = f"{who.name}: the token is not its own"
             return self.refuse(RefusalReason.BAD_TOKEN, message)
         return None
+
+    def _has_joined(self, worker: WorkerIdentity) -> bool:
+        """Whether that worker takes part, though the manifest may have it no longer: it may end
+        in order."""
+        known = self._workers.get(worker.rank)
+        return known is not None and known.member.identity == worker
 
     def _wrong_spec(self, event: JoinAsked) -> Refuse | None:
         if event.spec_hash == self._spec_hash:

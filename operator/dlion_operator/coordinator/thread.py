@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dlion_api.membership import Membership
+    from dlion_api.names import JobKey
     from dlion_api.refusals import RefusalReason
     from dlion_operator.coordinator.server import CoordinatorServer
 
 
 class CoordinatorThread:
-    """Runs one `CoordinatorServer`; its methods may be called from any thread.
+    """Runs a `CoordinatorServer` with one run; its methods may be called from any thread.
 
-    The server's `on_record` is called in this object's thread.
+    The run's `on_record` is called in this object's thread.
     """
 
-    def __init__(self, server: CoordinatorServer) -> None:
-        """The server must not have been started."""
+    def __init__(self, server: CoordinatorServer, run: JobKey) -> None:
+        """The server must not have been started, and that run be open."""
         self._server = server
+        self._job = run
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dlion-coordinator", daemon=True)
 
@@ -46,7 +48,7 @@ class CoordinatorThread:
 
     def stop(self, reason: str) -> None:
         """Asks every worker to end the run; returns at once."""
-        self._loop.call_soon_threadsafe(self._server.stop, reason)
+        self._loop.call_soon_threadsafe(self._server.stop, self._job, reason)
 
     def membership(self) -> Membership:
         """The membership as it stands."""
@@ -59,7 +61,7 @@ class CoordinatorThread:
     def close(self) -> None:
         """Closes port, streams, loop and thread; may be called twice."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._server.shut_down(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         if not self._loop.is_closed():
@@ -81,4 +83,4 @@ class CoordinatorThread:
         self._loop.run_forever()
 
     async def _membership(self) -> Membership:
-        return self._server.membership()
+        return self._server.membership(self._job)

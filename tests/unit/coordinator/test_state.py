@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.membership import MemberState
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EventRecord, StepRecord
 from dlion_api.refusals import RefusalReason
 from dlion_operator.coordinator.allowance import BURST_RECORDS, RECORDS_PER_S
@@ -21,6 +21,7 @@ from dlion_operator.coordinator.events import (
     Deliver,
     EndStream,
     Event,
+    FollowAsked,
     Instruction,
     JoinAsked,
     Publish,
@@ -29,6 +30,7 @@ from dlion_operator.coordinator.events import (
     SignAsked,
     StopAsked,
     StreamEnded,
+    WorkersChanged,
 )
 from dlion_operator.coordinator.state import Coordinator
 
@@ -258,3 +260,48 @@ def test_a_wish_to_stop_is_published_once() -> None:
     assert state.handle(StopAsked("Interrupted")) == (Publish(),)
     assert state.handle(StopAsked("Again")) == ()
     assert state.stop_reason == "Interrupted"
+
+
+def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
+    state = coordinator()
+    keeper = KeeperIdentity(SiteName("plant-a"))
+    assert state.handle(SignAsked(str(JOB), keeper, token_ok=True)) == (Accept(),)
+    assert state.handle(FollowAsked(str(JOB), keeper, token_ok=True)) == (Accept(),)
+    elsewhere = FollowAsked(str(JOB), KeeperIdentity(SiteName("plant-b")), token_ok=True)
+    assert refused(state.handle(elsewhere)) is RefusalReason.UNKNOWN_WORKER
+    no_token = FollowAsked(str(JOB), keeper, token_ok=False)
+    assert refused(state.handle(no_token)) is RefusalReason.BAD_TOKEN
+    another_run = FollowAsked("default/digits#2", keeper, token_ok=True)
+    assert refused(state.handle(another_run)) is RefusalReason.WRONG_RUN
+
+
+def test_a_worker_that_is_no_longer_wanted_ends_in_order_and_does_not_come_back() -> None:
+    state = coordinator()
+    state.handle(join(0, stream=1))
+    state.handle(join(1, stream=2))
+    assert state.handle(WorkersChanged(WORKERS[:1])) == (Publish(),)
+    assert state.handle(WorkersChanged(WORKERS[:1])) == ()
+    assert state.membership().expected_count == 1
+    assert states(state) == ["Ready", "Ready"]
+    # Its last records are taken; when it is gone nobody waits for it; it is not admitted anew.
+    assert refused(state.handle(report(1))) is None
+    assert state.handle(StreamEnded(2)) == (Publish(),)
+    assert states(state) == ["Ready", "Finished"]
+    anew = join(1, stream=3, incarnation=2)
+    assert refused(state.handle(anew)) is RefusalReason.UNKNOWN_WORKER
+    # Wanted again, it is.
+    state.handle(WorkersChanged(WORKERS[:2]))
+    assert refused(state.handle(anew)) is None
+
+
+def test_a_lost_worker_that_is_no_longer_wanted_is_not_waited_for() -> None:
+    state = coordinator()
+    state.handle(join(1, stream=2))
+    state.handle(StreamEnded(2))
+    assert states(state) == ["Lost"]
+    state.handle(WorkersChanged(WORKERS[:1]))
+    assert states(state) == ["Finished"]
+    # Wanted again before it knew of anything, it goes on in the same incarnation.
+    state.handle(WorkersChanged(WORKERS))
+    assert states(state) == ["Lost"]
+    assert refused(state.handle(join(1, stream=3))) is None

@@ -35,3 +35,22 @@ def test_without_a_target_nothing_is_reached() -> None:
     watch = TargetWatch(None, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 1.0)) is None
     assert watch.left(Rank(1)) is None
+
+
+def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
+    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    assert watch.take(evaluation(0, 0.9)) is None
+    assert watch.left(Rank(1)) is not None
+    assert watch.expect([Rank(0), Rank(1), Rank(2)]) is None
+    assert watch.take(evaluation(2, 0.0)) is None
+    assert (
+        watch.expect([Rank(0), Rank(1)])
+        == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
+    )
+
+
+def test_an_evaluation_that_comes_twice_changes_nothing() -> None:
+    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    assert watch.take(evaluation(0, 0.9)) is None
+    assert watch.take(evaluation(0, 0.9)) is None
+    assert watch.take(evaluation(1, 0.1)) == watch.take(evaluation(1, 0.1)) is not None

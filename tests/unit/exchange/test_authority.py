@@ -5,6 +5,7 @@ Left out: TLS itself (tests/local/test_links.py).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
 
@@ -14,13 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import BACKDATED, Authority, Tokens
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_operator.authority import BACKDATED, Authority, KeptAuthority, Tokens
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 
 ME = identity(0)
 OTHER = identity(1)
+KEEPER = KeeperIdentity(PLANT_A)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +168,82 @@ def test_a_site_cannot_speak_for_another_even_with_a_true_name() -> None:
 def test_tokens_are_one_workers_own() -> None:
     tokens = Tokens()
     token = tokens.issue(ME, JOB)
+
+    def holds(given: str, who: WorkerIdentity | KeeperIdentity) -> bool:
+        return asyncio.run(tokens.verify(given, who, JOB))
+
     assert tokens.issue(ME, JOB) == token
-    assert tokens.verify(token, ME, JOB)
-    assert not tokens.verify(token, OTHER, JOB)
-    assert not tokens.verify("", OTHER, JOB)
-    assert not tokens.verify(token + "x", ME, JOB)
+    assert holds(token, ME)
+    assert not holds(token, OTHER)
+    assert not holds("", OTHER)
+    assert not holds(token + "x", ME)
+    assert not holds(token, KEEPER)
     assert tokens.issue(OTHER, JOB) != token
+
+
+def test_a_keepers_certificate_names_the_keeper(authorities: dict[SiteName, Authority]) -> None:
+    pem = authorities[PLANT_A].sign(WorkerKey().csr_pem(), KEEPER, JOB)
+    assert names(pem) == [KEEPER.spiffe_id(JOB), KEEPER.dns_name(JOB)]
+    with pytest.raises(ContractError, match="plant-b"):
+        authorities[PLANT_A].sign(WorkerKey().csr_pem(), KeeperIdentity(PLANT_B), JOB)
+
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = BEGAN + timedelta(days=300)
+
+
+def test_an_authority_that_was_kept_signs_on() -> None:
+    made = Authority(PLANT_A)
+    again = Authority(PLANT_A, kept=made.to_keep())
+    assert again.bundle_pem == made.bundle_pem
+    proof = credentials(ME, {PLANT_A: again})
+    credentials(OTHER, {PLANT_A: made}).check_peer(shown(proof), ME, JOB)
+
+
+def kept(site: SiteName = PLANT_A, now: datetime | None = None) -> KeptAuthority:
+    return Authority(site, now=now).to_keep()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (KeptAuthority(b"", b""), "cannot be read"),
+        (KeptAuthority(kept().key_pem, b"nonsense"), "cannot be read"),
+        (KeptAuthority(b"nonsense", kept().certificate_pem), "cannot be read"),
+        (KeptAuthority(kept().key_pem, kept().certificate_pem), "another key"),
+        (kept(PLANT_B), "allowed: that of site plant-a"),
+        (kept(now=BEGAN - timedelta(days=400)), "has run out on 2025-11-27"),
+    ],
+    ids=["empty", "certificate", "key", "another key", "another site", "run out"],
+)
+def test_what_was_kept_is_held_to_what_it_should_be(given: KeptAuthority, words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        Authority(PLANT_A, kept=given, now=BEGAN)
+
+
+def test_an_authority_is_renewed_with_a_third_of_its_life_left() -> None:
+    authority = Authority(PLANT_A, now=BEGAN)
+    assert not authority.is_renewal_due(now=BEGAN + timedelta(days=240))
+    assert authority.is_renewal_due(now=BEGAN + timedelta(days=250))
+    assert not authority.renewed(now=LATER).is_renewal_due(now=LATER)
+
+
+def test_old_and_new_certificates_are_believed_on_both_sides_of_a_renewal() -> None:
+    old = Authority(PLANT_A, now=BEGAN)
+    new = old.renewed(now=LATER)
+    for signer, known in ((old, new), (new, old), (new, new)):
+        key = WorkerKey()
+        chain = signer.sign(key.csr_pem(), OTHER, JOB, now=LATER)
+        mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: known.bundle_pem})
+        mine.check_peer(chain, OTHER, JOB, now=LATER + timedelta(hours=1))
+
+
+def test_a_bundle_holds_the_earlier_certificate_until_it_ends() -> None:
+    old = Authority(PLANT_A, now=BEGAN)
+    new = old.renewed(now=LATER)
+    assert new.bundle_pem.endswith(old.bundle_pem)
+    again = Authority(PLANT_A, kept=new.to_keep(), now=LATER)
+    assert again.bundle_pem == new.bundle_pem
+    much_later = Authority(PLANT_A, kept=new.to_keep(), now=LATER + timedelta(days=100))
+    assert new.bundle_pem.startswith(much_later.bundle_pem)
+    assert len(x509.load_pem_x509_certificates(much_later.bundle_pem)) == 1

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import grpc
 
-from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
-
-if TYPE_CHECKING:
-    from dlion_api.worker_config import WorkerConfig
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_http_proxy", 0),
@@ -32,7 +29,21 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 )
 
 
-def open_channel(config: WorkerConfig) -> grpc.Channel:
+class Access(Protocol):
+    """Where the coordinator is, and what proves it and the caller: of a worker's configuration
+    (`WorkerConfig`), or of a keeper's."""
+
+    @property
+    def coordinator_address(self) -> str: ...
+    @property
+    def coordinator_dns_name(self) -> str: ...
+    @property
+    def authority_pem_path(self) -> str: ...
+    @property
+    def token_path(self) -> str: ...
+
+
+def open_channel(config: Access) -> grpc.Channel:
     """A channel that trusts only the authority in the configuration's file.
 
     Raises:
@@ -57,7 +68,7 @@ class Caller:
     """Who calls: stands in every request. The token is read anew each time (they are renewed)."""
 
     job: JobKey
-    worker: WorkerIdentity
+    worker: WorkerIdentity | KeeperIdentity
     token_path: Path
 
     def token(self) -> str:
@@ -65,7 +76,9 @@ class Caller:
         return self.token_path.read_text(encoding="utf-8").strip()
 
     def wire_worker(self) -> coordination_pb2.Worker:
-        """This worker as the wire spells it."""
+        """This worker as the wire spells it; of a keeper only the site."""
+        if isinstance(self.worker, KeeperIdentity):
+            return coordination_pb2.Worker(site=self.worker.site)
         return coordination_pb2.Worker(
             rank=self.worker.rank,
             site=self.worker.site,

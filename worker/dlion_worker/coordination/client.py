@@ -60,6 +60,7 @@ class CoordinationClient:
             OSError: the authority's file cannot be read.
         """
         self._config = config
+        self._worker = worker
         self._caller = Caller(job, worker, Path(config.token_path))
         self._spec_hash = spec_hash
         self._incarnation = incarnation
@@ -98,7 +99,7 @@ class CoordinationClient:
         return request_certificate(
             self._config,
             job=self._caller.job,
-            worker=self._caller.worker,
+            worker=self._worker,
             csr_pem=csr_pem,
             role=role,
             addresses=addresses,
@@ -192,8 +193,10 @@ class CoordinationClient:
     def _take(self, update: coordination_pb2.MembershipUpdate) -> None:
         """Runs in the join threads."""
         with self._lock:
-            if self._start_s is None and math.isfinite(update.elapsed_s):
-                self._start_s = time.monotonic() - update.elapsed_s
+            if math.isfinite(update.elapsed_s):
+                # An update may lie here for long before this process comes to it; never too short.
+                began_s = time.monotonic() - update.elapsed_s
+                self._start_s = began_s if self._start_s is None else min(self._start_s, began_s)
             if update.stop_reason:
                 self._note_stop(update.stop_reason)
             received = _membership(self._caller.job, update)
@@ -225,7 +228,7 @@ class CoordinationClient:
             # Not a ghost but a worker whose counter was lost: the next start passes.
             self._note_incarnation(failure.known_incarnation or 0)
         self._error = ContractError(
-            f"{self._caller.worker.name}, incarnation {self._incarnation}: {failure.message}"
+            f"{self._worker.name}, incarnation {self._incarnation}: {failure.message}"
         )
         _LOG.error("%s", self._error)
 
@@ -236,7 +239,7 @@ class CoordinationClient:
             _LOG.warning("incarnation %d not kept on disk: %s", known, error)
 
     def _admitted(self) -> bool:
-        member = self._membership.member(self._caller.worker.rank) if self._membership else None
+        member = self._membership.member(self._worker.rank) if self._membership else None
         return member is not None and member.incarnation == self._incarnation
 
 

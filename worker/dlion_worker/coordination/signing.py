@@ -1,7 +1,7 @@
 """A certificate from the coordinator for a key that stays where it was made.
 
-Called at the start of a trainer or sidecar, and again when a certificate has lived two thirds of
-its life. Does not make keys (`dlion_worker.credentials`).
+Called at the start of a trainer, sidecar or keeper, and again when a certificate has lived two
+thirds of its life. Does not make keys (`dlion_worker.credentials`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
 from dlion_api.wire import coordination_pb2
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import (
+    Access,
     Caller,
     Failure,
     coordination_stub,
@@ -28,12 +29,9 @@ from dlion_worker.coordination.channel import (
     open_channel,
 )
 
-if TYPE_CHECKING:
-    from dlion_api.worker_config import WorkerConfig
-
 _LOG = logging.getLogger(__name__)
 
-Role = Literal["trainer", "sidecar"]
+Role = Literal["trainer", "sidecar", "keeper"]
 _SLICE_S = 0.1
 
 
@@ -46,10 +44,10 @@ class SignedCertificate:
 
 
 def request_certificate(
-    config: WorkerConfig,
+    config: Access,
     *,
     job: JobKey,
-    worker: WorkerIdentity,
+    worker: WorkerIdentity | KeeperIdentity,
     csr_pem: bytes,
     role: Role,
     addresses: Sequence[str] = (),
@@ -86,7 +84,7 @@ def request_certificate(
 
 
 def _attempt(
-    config: WorkerConfig,
+    config: Access,
     caller: Caller,
     csr_pem: bytes,
     role: Role,

@@ -1,0 +1,76 @@
+"""What the operator tells all pods of a run at a site, in one file of the run's ConfigMap.
+
+A pod makes its own worker's configuration (`dlion_api.worker_config`) from this, its group, its
+index and its address. Holds no secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dlion_api.errors import Problem, SpecError
+from dlion_api.worker_config import MAX_CONFIG_BYTES
+
+
+@dataclass(frozen=True)
+class PodConfig:
+    """The same for every pod of a run at one site."""
+
+    job_document: Mapping[str, Any]
+    """The manifest, as `dlion_api.spec.load_job` takes it."""
+    site: str
+    coordinator_address: str
+    """`host:port`."""
+    keeper_address: str
+    """`host:port` of the site's keeper."""
+
+    def to_json(self) -> str:
+        """The file's text; the same for the same content."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path | str) -> PodConfig:
+        """The configuration in that file.
+
+        Raises:
+            SpecError: it is not what `to_json` writes; says all that is wrong.
+            OSError: it cannot be read.
+        """
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            problem = Problem("", "is too long", allowed=f"at most {MAX_CONFIG_BYTES} bytes")
+            raise SpecError([problem], source=str(path))
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise SpecError([Problem("", f"is not JSON: {error}")], source=str(path)) from error
+        problems = _problems(values)
+        if problems:
+            raise SpecError(problems, source=str(path))
+        return cls(**values)
+
+
+def _problems(values: object) -> list[Problem]:
+    if not isinstance(values, dict):
+        return [Problem("", "is not an object", value=type(values).__name__)]
+    kinds: dict[str, type] = {
+        "job_document": dict, "site": str, "coordinator_address": str, "keeper_address": str
+    }  # fmt: skip
+    problems = [
+        Problem(name, "unknown field", allowed=", ".join(kinds))
+        for name in values
+        if name not in kinds
+    ]
+    for name, kind in kinds.items():
+        if name not in values:
+            problems.append(Problem(name, "is missing"))
+        elif not isinstance(values[name], kind) or not values[name]:
+            problems.append(
+                Problem(name, "wrong value", repr(values[name])[:200], f"{kind.__name__}, filled")
+            )
+    return problems

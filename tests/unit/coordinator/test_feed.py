@@ -1,0 +1,85 @@
+"""Facts: records are numbered from 1 without a hole; a follower goes on from where it was in the
+same epoch and from the oldest in another; one that was too slow finds a gap; memory is bounded
+whatever comes; batches keep to what a message may carry; the first end is told after
+the last record.
+
+Left out: streams and gRPC (tests/local/test_coordinator_runs.py).
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
+from dlion_operator.coordinator.feed import RECORD_OVERHEAD_BYTES, Batch, End, RecordFeed
+
+ENTRY_BYTES = RECORD_OVERHEAD_BYTES + 2
+
+
+def feed(count: int, *, kept: int = 1000) -> RecordFeed:
+    """A feed that was given the records "01", "02", ... and has room for so many of them."""
+    made = RecordFeed("life", limit_bytes=kept * ENTRY_BYTES)
+    made.put(f"{number:02d}" for number in range(1, count + 1))
+    return made
+
+
+def test_a_follower_goes_on_after_what_it_has_taken() -> None:
+    assert feed(3).batch(1) == Batch(1, ("01", "02", "03"), None)
+    assert feed(3).position("life", 2) == 3
+    assert feed(3).batch(3) == Batch(3, ("03",), None)
+    assert feed(3).batch(4) is None
+
+
+def test_another_epoch_and_a_number_ahead_of_time_mean_nothing() -> None:
+    assert feed(3).position("an earlier life", 2) == 1
+    assert feed(3).position("", 0) == 1
+    assert feed(3).position("life", 2**64 - 1) == 4
+
+
+def test_who_is_too_slow_finds_a_gap() -> None:
+    assert feed(10, kept=3).batch(5) == Batch(8, ("08", "09", "10"), None)
+
+
+def test_nothing_is_kept_where_nobody_follows() -> None:
+    assert feed(10, kept=0).batch(1) is None
+    assert feed(10, kept=0).next_sequence == 11
+
+
+def test_the_first_end_comes_after_the_last_record() -> None:
+    ended = feed(MAX_RECORDS_PER_REPORT + 1)
+    ended.finish(End("maxSteps reached", succeeded=True))
+    ended.finish(End("too late", succeeded=False))
+    first = ended.batch(1)
+    assert first is not None
+    assert (len(first.texts), first.end) == (MAX_RECORDS_PER_REPORT, None)
+    last = ended.batch(first.next_sequence)
+    assert last is not None
+    assert (len(last.texts), last.end) == (1, End("maxSteps reached", succeeded=True))
+    assert ended.batch(last.next_sequence) == Batch(last.next_sequence, (), last.end)
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=40), max_size=20), max_size=30),
+    st.integers(0, 3000),
+    st.integers(1, 700),
+)
+def test_what_is_left_is_the_newest_in_order_and_within_the_bound(
+    puts: list[list[str]], limit_bytes: int, start: int
+) -> None:
+    made = RecordFeed("life", limit_bytes=limit_bytes)
+    everything = [text for put in puts for text in put]
+    for put in puts:
+        made.put(put)
+    sequence, taken = min(start, made.next_sequence), list[str]()
+    while (batch := made.batch(sequence)) is not None:
+        assert batch.first_sequence >= sequence
+        assert len(batch.texts) <= MAX_RECORDS_PER_REPORT
+        assert sum(len(text.encode()) for text in batch.texts) <= MAX_REPORT_BYTES
+        at = batch.first_sequence - 1
+        assert list(batch.texts) == everything[at : at + len(batch.texts)]
+        taken += batch.texts
+        sequence = batch.next_sequence
+    assert made.next_sequence == len(everything) + 1
+    assert sequence == made.next_sequence or not taken
+    assert sum(len(text) + RECORD_OVERHEAD_BYTES for text in taken) <= limit_bytes
