@@ -1,6 +1,7 @@
-"""Facts: what was compiled is kept for the next process; processes that start together, and one
-that can keep nothing, work all the same; a kernel takes its own types alone; those who code nothing
-do not carry the compiler.
+"""Facts: what was compiled is kept for the next process; what an image ships is taken up, also by
+processes that start together, and where it cannot be, nobody stops; processes that start together,
+and one that can keep nothing, work all the same; a kernel takes its own types alone; those who code
+nothing do not carry the compiler.
 
 Left out: what the kernels give (tests/property/test_codecs.py), and their time (benchmarks).
 """
@@ -36,8 +37,10 @@ tempfile.TemporaryFile = refuse  # by which numba finds out where it can write
 """
 
 
-def start(folder: Path, code: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONPATH": str(folder)}
+def start(folder: Path, code: str, **settings: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONPATH": path}
+    environment |= settings
     return subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -59,6 +62,23 @@ def test_processes_that_start_together_work_and_the_next_one_compiles_nothing(
     together = [start(tmp_path, CALL) for _ in range(4)]
     assert all(said(process).startswith("8 ") for process in together)
     assert said(start(tmp_path, CALL)) == "8 1"
+
+
+def test_what_an_image_ships_is_taken_up_by_all_that_start_together(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(TINY)
+    assert said(start(tmp_path, CALL)) == "8 0"
+    (tmp_path / "kept").rename(tmp_path / "shipped")
+    shipped = str(tmp_path / "shipped")
+    together = [start(tmp_path, CALL, DLION_KERNELS=shipped) for _ in range(4)]
+    assert [said(process) for process in together] == ["8 1"] * 4
+    assert sorted(path.name for path in tmp_path.glob("kept*")) == ["kept"]
+
+
+@pytest.mark.parametrize("shipped", ["/nowhere", "", "/etc/hostname"])
+def test_what_cannot_be_taken_up_stops_nobody(tmp_path: Path, shipped: str) -> None:
+    (tmp_path / "tiny.py").write_text(TINY)
+    assert said(start(tmp_path, CALL, DLION_KERNELS=shipped)) == "8 0"
+    assert sorted(path.name for path in tmp_path.glob("kept-*")) == []
 
 
 def test_a_process_that_can_keep_nothing_works(tmp_path: Path) -> None:

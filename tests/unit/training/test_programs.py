@@ -16,6 +16,7 @@ import pytest
 from dlion_api.errors import ProgramError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Program as ProgramSpec
+from dlion_api.spec.trainer import ConfigMapKey
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.model import FlatModel
 
@@ -244,3 +245,12 @@ def test_a_program_without_any_data_is_told(tmp_path: Path, make_job) -> None:
     job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
     with pytest.raises(ProgramError, match="no data"):
         datasets.load(job, WORKER, program=_load(tmp_path, DENSE), data_root=tmp_path)
+
+
+def test_a_program_of_a_config_map_is_loaded_where_it_is_mounted(tmp_path: Path) -> None:
+    """Its key need not end in .py; on a machine without the mount it is refused."""
+    spec = ProgramSpec(config_map=ConfigMapKey(name="net", key="net"))
+    with pytest.raises(ProgramError, match="exists only in a cluster"):
+        programs.load(spec, directory=tmp_path)
+    (tmp_path / "net").write_text(textwrap.dedent(DENSE))
+    assert _build(programs.load(spec, directory=tmp_path)).layout.size == 10

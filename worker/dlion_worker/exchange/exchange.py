@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from dlion_api.addresses import joined
 from dlion_api.errors import UnavailableError
 from dlion_api.measurements import LinkDelivery
 from dlion_api.membership import Membership, MemberState
@@ -255,8 +256,7 @@ class Exchange:
         except UnavailableError as error:
             self._started.set_exception(error)
             return
-        host = self._config.advertise_host or self._config.listen_host
-        self._shared.address = f"{host}:{port}"
+        self._shared.address = joined(self._config.advertise_host or self._config.listen_host, port)
         ticking = asyncio.create_task(self._tick())
         self._started.set_result(port)
         await self._stop.wait()
@@ -272,7 +272,7 @@ class Exchange:
         await server.stop(grace=CLOSE_WITHIN_S / 4)
 
     def _listen(self, server: grpc.aio.Server) -> int:
-        address = f"{self._config.listen_host}:{self._config.listen_port}"
+        address = joined(self._config.listen_host, self._config.listen_port)
         credentials = self._config.credentials.server()
         try:
             port = (

@@ -121,6 +121,26 @@ class ResultFolder:
             lock.release()
             raise
 
+    @classmethod
+    def take_up(cls, path: Path, run: RunDescription, *, now: datetime) -> ResultFolder:
+        """The folder of that run, made where there is none, gone on with where there is.
+
+        For a keeper, whose restarts are no news: nothing is asked of what the folder holds.
+
+        Raises: UnavailableError while another process writes in it; StorageError.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("cannot make the result folder", path, error) from error
+        lock = FolderLock(path)
+        try:
+            write_whole(path / JOB, _yaml(run.document))
+            return cls(path, run, now=now, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
+
     @property
     def report_path(self) -> Path:
         """Where `dlion report` puts the page of this run."""

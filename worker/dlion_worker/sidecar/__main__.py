@@ -73,6 +73,8 @@ async def _serve(config: WorkerConfig, job: Job, arguments: argparse.Namespace) 
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
+    # Whoever became this process may have held them back until somebody handles them (`pod`).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     sidecar = Sidecar(
         config,
         job,

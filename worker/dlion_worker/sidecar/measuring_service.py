@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from dlion_api.addresses import joined
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
@@ -134,7 +135,7 @@ class MeasuringServer:
         await self._server.stop(grace=0.2)
 
     def _bind(self, host: str, port: int) -> int:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = joined(host, port)
         secure = self._credentials.server()
         if secure is None:
             return self._server.add_insecure_port(address)

@@ -15,6 +15,7 @@ from wsgiref.simple_server import WSGIServer
 
 from cryptography import x509
 
+from dlion_api.addresses import joined
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.local_messages import SidecarRecord, TrainerRecord
 from dlion_api.measurements import Capacity, Directive, MeasuringEndpoint, Peers
@@ -159,7 +160,7 @@ class Sidecar:
         server = MeasuringServer(service, credentials)
         port = await server.start(self._config.listen_host, preferred_port=self._preferred_port())
         self._port_file.write_text(f"{port}\n")
-        endpoint = MeasuringEndpoint(_address(self._config.advertise_host, port))
+        endpoint = MeasuringEndpoint(joined(self._config.advertise_host, port))
         if endpoint != self._endpoint:
             self._endpoint = endpoint
             self._local.tell(endpoint)
@@ -231,7 +232,7 @@ class Sidecar:
             read=self._reading,
         )
         server, _ = serve_metrics(metrics, host=host, port=port)
-        _LOG.info("metrics at http://%s/metrics", _address(host, server.server_port))
+        _LOG.info("metrics at http://%s/metrics", joined(host, server.server_port))
         return server
 
     def _reading(self) -> Reading:
@@ -247,10 +248,6 @@ class Sidecar:
             refused=self._refused,
             node=read_node_facts(),
         )
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _renewal_s(credentials: WorkerCredentials) -> float | None:

@@ -150,6 +150,8 @@ def _signals() -> Iterator[int]:
     for number in before:
         signal.signal(number, lambda *_: None)
     waker = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    # Whoever became this process may have held them back until somebody handles them (`pod`).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     try:
         yield readable
     finally:

@@ -45,7 +45,10 @@ class Companions:
         sidecar: SidecarClient,
         coordination: CoordinationClient,
         reporter: Reporter,
+        kept: Callable[[Path], None],
     ) -> None:
+        """`kept` hears of the folder of each model that is published."""
+        self._kept = kept
         self._job, self._config = job, config
         self._data, self._stream = data, stream
         self._replica = replica
@@ -121,6 +124,7 @@ class Companions:
             held_out=(self._data.held_out_x, self._data.held_out_y),
             results_dir=Path(self._config.results_dir),
             report=self._report,
+            kept=self._kept,
         )
 
     def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:

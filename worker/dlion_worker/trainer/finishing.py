@@ -86,8 +86,11 @@ class Finale:
         save: Callable[[Path, WorkerState], None],
         interrupted: Callable[[], bool],
         missing: Callable[[set[Rank]], set[Rank]],
+        kept: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
-        """`missing(linked)`: who is not linked, and is to be by the end."""
+        """`missing(linked)`: who is not linked, and is to be by the end. `kept(folder)`: the
+        site's model lies there; returns when it is safe."""
+        self._kept = kept
         self._missing = missing
         self._job = job
         self._rank = rank
@@ -145,12 +148,13 @@ class Finale:
             self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
         )
         site = self._job.workers()[self._rank].site
-        keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
+        folder = keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
         self._reporter.event(
             EventReason.MODEL_SAVED,
             str(about),
             iteration=max(replica.iteration for replica in replicas),
         )
+        self._kept(folder)
 
 
 def choose_model(
@@ -189,13 +193,14 @@ def keep_model(
     save: Callable[[Path, WorkerState], None],
     results_dir: Path,
     site: str,
-) -> None:
-    """Saves a site's model and what it is. Raises: OSError."""
+) -> Path:
+    """Saves a site's model and what it is; the folder. Raises: OSError."""
     folder = results_dir / "models" / site
     folder.mkdir(parents=True, exist_ok=True)
     save(folder / "model.keras", state)
     text = json.dumps(asdict(about), indent=2) + "\n"
     write_atomically(folder / "model.json", text.encode(), mode=0o644)
+    return folder
 
 
 def take_leave(exchange: Exchange, inbox: Inbox, reason: str, iteration: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,8 +66,10 @@ class Publisher:
         held_out: tuple[NDArray[Any], NDArray[Any]],
         results_dir: Path,
         report: Report,
+        kept: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
-        """`report` takes events, in the thread."""
+        """`report` takes events, in the thread; `kept` hears of each model's folder there."""
+        self._kept = kept
         self._job, self._rank = job, rank
         self._replica = replica
         self._peers = peers
@@ -158,6 +161,7 @@ class Publisher:
             self._replica.model.save_keras(self._folder / "model.keras", snapshot=snapshot)
             text = json.dumps(asdict(about), indent=2) + "\n"
             write_atomically(self._folder / "model.json", text.encode(), mode=0o644)
+        self._kept(self._folder)
 
     def _accuracy(self, state: WorkerState) -> float:
         evaluation = self._replica.model.evaluate(

@@ -6,11 +6,11 @@ finishing. Called by `__main__` alone.
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from dlion_api.errors import DataError, UnavailableError
+from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
@@ -39,14 +39,13 @@ from dlion_worker.trainer.neighbourhood import Neighbourhood
 from dlion_worker.trainer.probing import untouched
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.snapshot import WorkerState, storage_words
+from dlion_worker.trainer.saving import Saving
+from dlion_worker.trainer.snapshot import WorkerState
 from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import Evaluated, Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
-
-_LOG = logging.getLogger(__name__)
 
 
 class Worker:
@@ -90,21 +89,26 @@ class Worker:
             parts say.
         """
         self._load()
-        self._take_up_checkpoint()
-        self._open_links()
+        credentials = self._credentials()
+        self._saving.open(self._job.key, self._identity, self._incarnation, credentials)
+        self._closing.callback(self._saving.close)
+        if self._saving.take_up(came_back=self._came_back):
+            self._inbox.iteration = self._progress.iteration
+        self._open_links(credentials)
         self._join()
         self._enter()
         with self._signals.patiently():
             reason = self._train()
             if self._is_interrupted():
-                self._checkpointer.save()
+                self._saving.save_last()
                 if has_barrier(self._job.spec):
                     take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
+                self._saving.wait_for_last()
                 return reason
             self._reporter.event(
                 EventReason.TRAINING_STOPPED, reason, iteration=self._progress.iteration
             )
-            self._save_checkpoint()
+            self._saving.save()
         self._finish(reason)
         return reason
 
@@ -140,13 +144,18 @@ class Worker:
         self._machine = policies.build_for(self._job, self._rank, model)
         optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
-        self._checkpointer = Checkpointer(
-            Path(self._config.state_dir) / "checkpoint.npz",
-            every_s=self._job.spec.checkpoint.every_seconds,
-            replica=self._replica,
+        self._saving = Saving(
+            self._config,
+            checkpointer=partial(
+                Checkpointer,
+                every_s=self._job.spec.checkpoint.every_seconds,
+                replica=self._replica,
+                progress=self._progress,
+                stream=self._stream,
+                machine=self._machine,
+            ),
             progress=self._progress,
-            stream=self._stream,
-            machine=self._machine,
+            reporter=self._reporter,
         )
         self._trace(model)
         self._evaluator = Evaluator(
@@ -167,13 +176,13 @@ class Worker:
             model.step(x_B, y_B)
             model.evaluate(x_B, y_B)
 
-    def _open_links(self) -> None:
+    def _open_links(self, credentials: WorkerCredentials) -> None:
         self._exchange = Exchange(
             ExchangeConfig(
                 job=self._job.key,
                 identity=self._identity,
                 incarnation=self._incarnation,
-                credentials=self._credentials(),
+                credentials=credentials,
                 listen_host=self._config.listen_host,
                 listen_port=self._config.exchange_port,
                 advertise_host=self._config.advertise_host,
@@ -201,6 +210,7 @@ class Worker:
             sidecar=self._sidecar,
             coordination=self._coordination,
             reporter=self._reporter,
+            kept=self._saving.bring_model,
         )
         self._closing.callback(self._companions.close)
 
@@ -237,23 +247,6 @@ class Worker:
         self._neighbourhood.update()
         self._companions.tell_sidecar()
 
-    def _take_up_checkpoint(self) -> None:
-        """What this worker has saved of itself: to resume, or what a restart has of its own."""
-        if not (self._config.resume or self._came_back):
-            return
-        try:
-            if not self._checkpointer.load():
-                return
-        except DataError as error:
-            if not self._came_back:
-                raise
-            _LOG.warning("going on without a checkpoint: %s", error)  # a peer's state will do
-            return
-        iteration = self._inbox.iteration = self._progress.iteration
-        self._reporter.event(
-            EventReason.RESUMED, "goes on from its checkpoint", iteration=iteration
-        )
-
     def _enter(self) -> None:
         near = self._neighbourhood
         entrance = Entrance(
@@ -267,7 +260,7 @@ class Worker:
         )
         snapshot = entrance.come_in()
         if snapshot is not None:
-            self._checkpointer.overtake(snapshot)
+            self._saving.checkpointer.overtake(snapshot)
             initial = self._job.spec.batching.global_batch_size.initial
             self._progress.job_samples = max(
                 self._progress.job_samples, snapshot.iteration * initial
@@ -305,7 +298,7 @@ class Worker:
                 worker_count=len(self._job.workers()),
             ),
             progress=self._progress,
-            checkpointer=self._checkpointer,
+            checkpointer=self._saving.checkpointer,
             has_barrier=has_barrier(self._job.spec),
             external_stop=self._stopped,
             interrupted=self._is_interrupted,
@@ -327,8 +320,8 @@ class Worker:
     def _after_step(self, progress: JobProgress) -> None:
         if self._schedule.due(progress):
             self._evaluate()
-        if self._checkpointer.due():
-            self._save_checkpoint()
+        if self._saving.checkpointer.due():
+            self._saving.save()
 
     def _evaluate(self) -> None:
         """By the evaluator of the run where there is one, else in a thread of this process."""
@@ -341,22 +334,6 @@ class Worker:
             handover.put_down(Path(self._config.snapshots_dir), replica)
         except OSError as error:
             self._evaluation_failed(error)
-
-    def _save_checkpoint(self) -> None:
-        """A full disk does not end training: there may be room at the next time."""
-        try:
-            self._checkpointer.save()
-        except OSError as error:
-            self._reporter.event(
-                EventReason.CHECKPOINT_FAILED,
-                f"{storage_words(error)}; the last checkpoint stands",
-                iteration=self._progress.iteration,
-                warning=True,
-            )
-            return
-        self._reporter.event(
-            EventReason.CHECKPOINT_SAVED, "saved", iteration=self._progress.iteration
-        )
 
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
@@ -385,6 +362,7 @@ class Worker:
             save=self._save,
             interrupted=self._is_interrupted,
             missing=self._neighbourhood.missing,
+            kept=self._saving.keep_model,
         )
         own = Replica(
             self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration

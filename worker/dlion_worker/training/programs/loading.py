@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ def load(spec: ProgramSpec, *, directory: Path) -> Program:
         return _from_module(spec.module, directory)
     if spec.file:
         return _from_file(directory / spec.file)
+    if spec.config_map and (path := directory / spec.config_map.key).is_file():
+        return _from_file(path)
     raise ProgramError(
         "trainer.program: a config map exists only in a cluster. Name its text as `file` here"
     )
@@ -77,14 +80,16 @@ def _from_file(path: Path) -> Program:
             "`dlion init` writes a template"
         )
     name = f"dlion_program_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    # The loader is named, since a key of a config map need not end in .py.
+    loader = SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None:
         raise ProgramError(f"program {path.name}: not a Python file: {path}. Name it *.py")
     module = importlib.util.module_from_spec(spec)
     # Registered first, as imports do: dataclasses and Keras' registry look their module up.
     sys.modules[name] = module
     with user_code(stub, "loading the file", "Correct the program and start again"):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return _from_namespace(module, path.name, path)
 
 

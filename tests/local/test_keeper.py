@@ -1,0 +1,415 @@
+"""Facts: what a worker brings to its keeper can be fetched again, byte by byte, by itself and after
+a restart of the keeper; a new file replaces the old one only when it is whole. Refused, each with
+words that say why, and without a trace on the disk: another worker's path, one that climbs out, a
+rank that is not the certificate's, another site's worker, another run, no certificate, a file that
+is too long, damaged, cut short or out of order, garbage, an incarnation that was replaced. A disk
+that is full is said to be, and is no refusal. The courier brings the newest only, retries while the
+keeper is away, and stops for a refusal.
+
+The keeper's service on a real port with mutual TLS, real client, files and threads. Left out: the
+keeper as a process and its records (test_pods).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Job, load_job
+from dlion_api.wire import keeping_pb2 as wire
+from dlion_api.wire import keeping_pb2_grpc
+from dlion_api.wire.coordination_pb2 import Worker
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.keeper import store as store_module
+from dlion_worker.keeper.service import KeepingService
+from dlion_worker.keeper.store import Store
+from dlion_worker.keeper.workers import WORKERS_FILE, SiteWorkers
+from dlion_worker.keeping import Courier, KeeperClient
+from dlion_worker.keeping.courier import Outcome
+from dlion_worker.keeping.pieces import CHUNK_BYTES, crc32
+from dlion_worker.keeping.places import MAX_ABOUT_BYTES
+from local_run import job_document
+
+PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
+OWN = "state/w0/checkpoint.npz"
+AUTHORITIES = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+
+
+def job() -> Job:
+    return load_job(job_document({PLANT_A: 2, PLANT_B: 1}))
+
+
+def proof(who: WorkerIdentity | KeeperIdentity, run: JobKey | None = None) -> WorkerCredentials:
+    """As that one's coordinator signs it; all sites' authorities are known."""
+    key = WorkerKey()
+    chain = AUTHORITIES[who.site].sign(key.csr_pem(), who, run or job().key)
+    return WorkerCredentials(key, chain, {s: a.bundle_pem for s, a in AUTHORITIES.items()})
+
+
+class Keeper:
+    """The service in a thread with a loop, on a port that stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.start()
+
+    def start(self) -> None:
+        self._run(self._start())
+
+    def stop(self) -> None:
+        self._run(self._server.stop(0))
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def client(self, rank: int, incarnation: int = 1) -> KeeperClient:
+        worker = job().workers()[rank]
+        return KeeperClient(
+            self.address, job=job().key, worker=worker, incarnation=incarnation,
+            credentials=proof(worker),
+        )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def files(self) -> dict[str, int]:
+        """What has come to the disk, temporary files too, with its length."""
+        found = (p for p in self.folder.rglob("*") if p.is_file() and p.name != WORKERS_FILE)
+        return {str(path.relative_to(self.folder)): path.stat().st_size for path in found}
+
+    async def _start(self) -> None:
+        credentials = proof(KeeperIdentity(PLANT_A))
+        workers = SiteWorkers(self.folder, job(), PLANT_A)
+        self.service = KeepingService(job().key, workers, Store(self.folder), lambda: credentials)
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((self.service.handler(),))
+        secure = credentials.server()
+        assert secure is not None
+        self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", secure)
+        await self._server.start()
+
+    def _run(self, coroutine: object) -> object:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    (tmp_path / "kept").mkdir()
+    it = Keeper(tmp_path / "kept")
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def client(keeper: Keeper) -> Iterator[KeeperClient]:
+    it = keeper.client(0)
+    yield it
+    it.close()
+
+
+def write(path: Path, size: int) -> Path:
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
+def test_a_file_comes_back_as_it_was(
+    tmp_path: Path, keeper: Keeper, client: KeeperClient, size: int
+) -> None:
+    source = write(tmp_path / "mine", size)
+    assert client.put(OWN, source) == size
+    keeper.stop()
+    keeper.start()
+    assert client.get(OWN, tmp_path / "deep" / "back")
+    assert (tmp_path / "deep" / "back").read_bytes() == source.read_bytes()
+    assert keeper.files() == {OWN: size}
+
+
+def test_nothing_kept_is_no_error(tmp_path: Path, client: KeeperClient) -> None:
+    assert not client.get(OWN, tmp_path / "back")
+    assert not list(tmp_path.glob("*back*"))
+
+
+def start(
+    path: str = OWN,
+    total: int = 4,
+    rank: int = 0,
+    run: str = "",
+    site: str = PLANT_A,
+    index: int = 0,
+) -> wire.PutChunk:
+    return wire.PutChunk(
+        start=wire.PutStart(
+            run=run or str(job().key), path=path, total_bytes=total, incarnation=1,
+            worker=Worker(rank=rank, site=site, group="g", index=index),
+        )
+    )  # fmt: skip
+
+
+def chunk(payload: bytes, offset: int = 0, damage: int = 0) -> wire.PutChunk:
+    return wire.PutChunk(offset=offset, payload=payload, checksum=crc32(payload) ^ damage)
+
+
+HOSTILE = {
+    "climbs out": ([start("../../etc/passwd"), chunk(b"evil")], "PERMISSION_DENIED"),
+    "climbs inside": (
+        [start("state/w0/../w1/checkpoint.npz"), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "absolute": ([start("/etc/passwd"), chunk(b"evil")], "PERMISSION_DENIED"),
+    "no path": ([start(""), chunk(b"evil")], "PERMISSION_DENIED"),
+    "another file of its own": ([start("state/w0/x"), chunk(b"evil")], "PERMISSION_DENIED"),
+    "another's path": ([start("state/w1/checkpoint.npz"), chunk(b"evil")], "PERMISSION_DENIED"),
+    "another's rank": (
+        [start("state/w1/checkpoint.npz", rank=1), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "another's name": (
+        [start("state/w1/checkpoint.npz", rank=1, index=1), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "a rank that nobody has": (
+        [start("state/w7/checkpoint.npz", rank=7), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "a worker that does not exist": (
+        [start("state/w7/checkpoint.npz", rank=7, index=7), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "a name without end": ([start(site="a" * 10000), chunk(b"evil")], "PERMISSION_DENIED"),
+    "another site's rank": (
+        [start("state/w2/checkpoint.npz", rank=2, site=PLANT_B), chunk(b"evil")],
+        "PERMISSION_DENIED",
+    ),
+    "another site's model": (
+        [start("models/plant-b/model.keras"), chunk(b"evil")], "PERMISSION_DENIED",
+    ),
+    "no such rank": ([start(rank=2**32 - 1), chunk(b"evil")], "PERMISSION_DENIED"),
+    "another run": ([start(run="default/test#other"), chunk(b"evil")], "PERMISSION_DENIED"),
+    "too long": ([start(total=2**63), chunk(b"evil")], "INVALID_ARGUMENT"),
+    "too long a description": (
+        [start("models/plant-a/model.json", MAX_ABOUT_BYTES + 1), chunk(b"evil")],
+        "INVALID_ARGUMENT",
+    ),
+    "longer than it said": ([start(), chunk(b"evil!")], "INVALID_ARGUMENT"),
+    "damaged": ([start(), chunk(b"evil", damage=1)], "INVALID_ARGUMENT"),
+    "cut short": ([start(), chunk(b"evi")], "INVALID_ARGUMENT"),
+    "with a hole": ([start(), chunk(b"ev"), chunk(b"l", 3)], "INVALID_ARGUMENT"),
+    "twice the same": ([start(), chunk(b"ev"), chunk(b"ev")], "INVALID_ARGUMENT"),
+    "no start": ([chunk(b"evil")], "INVALID_ARGUMENT"),
+    "nothing": ([], "INVALID_ARGUMENT"),
+    "two starts": ([start(), start()], "INVALID_ARGUMENT"),
+    "a chunk without bytes": ([start(), chunk(b"")], "INVALID_ARGUMENT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused(keeper: Keeper, client: KeeperClient, name: str) -> None:
+    messages, code = HOSTILE[name]
+    with pytest.raises(grpc.RpcError) as caught:
+        client._stub.Put(iter(messages))
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code().name == code, caught.value.details()
+    assert caught.value.details()
+    assert keeper.files() == {}
+    assert keeper.service.counts["refused"] == 1
+
+
+def test_garbage_is_refused(keeper: Keeper, client: KeeperClient) -> None:
+    for data in (b"\xff" * 50, os.urandom(CHUNK_BYTES + 5000)):
+        put = client._channel.stream_unary("/dlion.v1alpha1.Keeping/Put")
+        with pytest.raises(grpc.RpcError) as caught:
+            put(iter([data]))
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert keeper.files() == {}
+
+
+def test_what_stood_there_stands_until_the_new_one_is_whole(
+    tmp_path: Path, keeper: Keeper, client: KeeperClient
+) -> None:
+    source = write(tmp_path / "mine", 1000)
+    client.put(OWN, source)
+    with pytest.raises(grpc.RpcError):
+        client._stub.Put(iter([start(), chunk(b"evi")]))
+    assert client.get(OWN, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_another_cannot_fetch_it(tmp_path: Path, keeper: Keeper, client: KeeperClient) -> None:
+    client.put(OWN, write(tmp_path / "mine", 10))
+    other = keeper.client(1)
+    try:
+        with pytest.raises(ContractError, match="is not plant-a/g-1's"):
+            other.get(OWN, tmp_path / "back")
+    finally:
+        other.close()
+
+
+def refused_by_tls(keeper: Keeper, credentials: grpc.ChannelCredentials) -> bool:
+    name = KeeperIdentity(PLANT_A).dns_name(job().key)
+    options = [("grpc.ssl_target_name_override", name)]
+    with grpc.secure_channel(keeper.address, credentials, options=options) as channel:
+        stub = keeping_pb2_grpc.KeepingStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Put(iter([start(), chunk(b"evil")]), timeout=10)
+        assert isinstance(caught.value, grpc.Call)
+        return caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_of_another_kind_is_refused(keeper: Keeper) -> None:
+    assert refused_by_tls(keeper, grpc.ssl_channel_credentials(AUTHORITIES[PLANT_A].bundle_pem))
+    forged = WorkerKey()
+    impostor = WorkerIdentity(Rank(0), PLANT_A, "g", 0)
+    chain = Authority(PLANT_A).sign(forged.csr_pem(), impostor, job().key)
+    bundle = AUTHORITIES[PLANT_A].bundle_pem
+    assert refused_by_tls(keeper, grpc.ssl_channel_credentials(bundle, forged.pem(), chain))
+    assert keeper.files() == {}
+
+
+@pytest.mark.parametrize("who", [job().workers()[2], KeeperIdentity(PLANT_A), job().workers()[0]])
+def test_a_certificate_for_something_else_is_refused(
+    tmp_path: Path, keeper: Keeper, who: WorkerIdentity | KeeperIdentity
+) -> None:
+    """Another site's worker, the keeper itself, the same worker of another run."""
+    run = JobKey("default", "test", "other") if who == job().workers()[0] else None
+    it = KeeperClient(
+        keeper.address, job=job().key, worker=job().workers()[0], incarnation=1,
+        credentials=proof(who, run),
+    )  # fmt: skip
+    try:
+        with pytest.raises(ContractError, match="PERMISSION_DENIED"):
+            it.put(OWN, write(tmp_path / "evil", 4))
+    finally:
+        it.close()
+    assert keeper.files() == {}
+
+
+def test_a_worker_that_came_later_is_known_by_its_certificate(
+    tmp_path: Path, keeper: Keeper
+) -> None:
+    """A group that grew: the manifest's ranks of others would have shifted, nobody's has."""
+    late = WorkerIdentity(Rank(3), PLANT_A, "g", 2)
+    source = write(tmp_path / "mine", 10)
+
+    def put(worker: WorkerIdentity) -> int:
+        it = KeeperClient(
+            keeper.address, job=job().key, worker=worker, incarnation=1, credentials=proof(worker)
+        )
+        try:
+            return it.put(f"state/w{worker.rank}/checkpoint.npz", source)
+        finally:
+            it.close()
+
+    for _ in range(2):
+        assert put(late) == 10
+        for thief in (replace(late, rank=Rank(5)), WorkerIdentity(Rank(3), PLANT_A, "g", 4)):
+            with pytest.raises(ContractError, match="is rank 3"):
+                put(thief)
+        keeper.stop()
+        keeper.start()
+
+
+def test_a_replaced_incarnation_does_not_have_the_last_word(tmp_path: Path, keeper: Keeper) -> None:
+    newer, older = keeper.client(0, incarnation=8), keeper.client(0, incarnation=7)
+    try:
+        newer.put(OWN, write(tmp_path / "newer", 20))
+        with pytest.raises(ContractError, match="was replaced by 8"):
+            older.put(OWN, write(tmp_path / "older", 10))
+    finally:
+        newer.close()
+        older.close()
+    assert keeper.files() == {OWN: 20}
+
+
+def test_a_full_disk_is_said_and_may_pass(
+    tmp_path: Path, keeper: Keeper, client: KeeperClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "mine", 10)
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "RESERVE_BYTES", 2**62)
+        with pytest.raises(UnavailableError, match="do not fit"):
+            client.put(OWN, source)
+    assert keeper.files() == {}
+    assert client.put(OWN, source) == 10
+
+
+def test_what_an_earlier_keeper_did_not_receive_is_removed(tmp_path: Path) -> None:
+    file = Store(tmp_path).arriving(OWN, 10)
+    file.write(b"half")
+    assert Store(tmp_path).clear() == 1
+    assert not list((tmp_path / "state/w0").iterdir())
+    file.drop()
+
+
+class Told:
+    """What a courier says."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def wait(self, holds: Callable[[list[Outcome]], object]) -> None:
+        deadline_s = time.monotonic() + 20
+        while not holds(self.outcomes):
+            assert time.monotonic() < deadline_s, self.outcomes
+            time.sleep(0.02)
+
+
+def test_a_courier_brings_the_newest_once_the_keeper_is_back(
+    tmp_path: Path, keeper: Keeper, client: KeeperClient
+) -> None:
+    keeper.stop()
+    told, source = Told(), write(tmp_path / "mine", 100)
+    courier = Courier(client, told)
+    try:
+        began_s = time.monotonic()
+        courier.bring(OWN, source, iteration=1)
+        assert time.monotonic() - began_s < 0.1
+        told.wait(lambda outcomes: outcomes)
+        assert not told.outcomes[0].final
+        assert not courier.wait([OWN], within_s=0.3)
+        for iteration in (2, 3):
+            write(source, 100 + iteration)
+            courier.bring(OWN, source, iteration=iteration)
+        keeper.start()
+        assert courier.wait([OWN], within_s=20)
+        told.wait(lambda outcomes: not outcomes[-1].error)
+        assert [(o.iteration, o.final) for o in told.outcomes] == [(1, False), (3, True)]
+        assert keeper.files() == {OWN: 103}
+        assert courier.brought_count == 1
+        assert courier.failed_count >= 1
+    finally:
+        courier.close()
+
+
+def test_a_courier_does_not_repeat_what_is_refused(
+    tmp_path: Path, keeper: Keeper, client: KeeperClient
+) -> None:
+    told = Told()
+    courier = Courier(client, told)
+    try:
+        courier.bring("state/w1/checkpoint.npz", write(tmp_path / "mine", 10), iteration=1)
+        courier.bring(OWN, tmp_path / "missing", iteration=1)
+        told.wait(lambda outcomes: len(outcomes) == 2)
+        assert all(outcome.final and outcome.error for outcome in told.outcomes)
+        assert courier.failed_count == 2
+    finally:
+        courier.close()

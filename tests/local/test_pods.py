@@ -1,0 +1,192 @@
+"""Facts: workers and keeper started as in pods, by `dlion_worker.pod`, train; the keeper has every
+record once, the checkpoints, the model and a summary that says how the run ended. Workers that are
+suspended (SIGTERM) and started again with nothing of their own wait for the keeper, go on from its
+checkpoints, and make the very steps of a run without a break (but that one whose peer had made the
+last update takes it over). A keeper that is killed in the middle and started again has every record
+once. Pods that are told to end do so in time; one that the manifest does not have says what to
+change.
+
+Real processes, coordinator, mutual TLS and files, on loopback. Left out: containers and Kubernetes
+(tests/cluster), hostile callers of a keeper (test_keeper), several sites.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dlion_api import cluster_names as names
+from dlion_api.exit_codes import ExitCode
+from local_run import hashes, job_document
+from pod_run import PodRun, pod_run
+
+STEPS, BREAK = 60, 15
+BOTH = ("trainer-0", "trainer-1")
+
+
+def document(steps: int = STEPS) -> dict[str, object]:
+    """Two workers in lock step; checkpoints every second."""
+    return job_document(
+        2, trainer={"stop": {"maxSteps": steps}}, checkpoint={"everySeconds": 1}, runId="r1"
+    )
+
+
+def start_all(run: PodRun) -> None:
+    run.start_keeper()
+    for rank in range(2):
+        run.start_worker(rank)
+
+
+def finish(run: PodRun) -> None:
+    """Waits for the workers' end, and for the keeper's summary of it."""
+    assert {name: run.wait(name) for name in BOTH} == dict.fromkeys(BOTH, 0), run.story()
+    run.run_is_over("maxSteps", succeeded=True)
+    run.wait_until((run.results / "summary.json").exists, "a summary")
+
+
+def assert_once(run: PodRun) -> None:
+    """No record is missing, none is there twice."""
+    made = Counter((step.rank, step.iteration) for step in run.steps())
+    assert set(made.values()) == {1}
+    for rank in range(2):
+        iterations = [step.iteration for step in run.steps(rank)]
+        assert iterations == list(range(iterations[0], iterations[0] + len(iterations)))
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    with pod_run(tmp_path / "whole", document(), subnet=1) as whole:
+        start_all(whole)
+        finish(whole)
+        assert_once(whole)
+        expected = hashes(whole.steps())
+        assert max(expected) == STEPS
+        summary = whole.summary()
+        assert summary["ending"]["succeeded"]
+        assert summary["steps"] == 2 * STEPS
+        assert [model["site"] for model in summary["models"]] == ["plant-a"]
+        model = whole.results / "models/plant-a/model.keras"
+        assert (
+            model.read_bytes()
+            == (
+                next(whole.folder.glob("w*/var/lib/dlion/results/models/plant-a/model.keras"))
+            ).read_bytes()
+        )
+        began_s = time.monotonic()
+        assert whole.end("keeper") == {"keeper": ExitCode.OK}
+        assert time.monotonic() - began_s < 5
+
+    (tmp_path / "broken").mkdir()
+    with pod_run(tmp_path / "broken", document(), subnet=2) as run:
+        start_all(run)
+        run.wait_until(lambda: all(len(run.steps(rank)) >= BREAK for rank in range(2)), "the break")
+        began_s = time.monotonic()
+        codes = run.end(*BOTH)
+        took_s = time.monotonic() - began_s
+        assert codes == dict.fromkeys(BOTH, ExitCode.INTERRUPTED), run.story()
+        assert took_s < 25
+        run.end("sidecar-0", "sidecar-1")
+        broken_at = max(step.iteration for step in run.steps())
+        assert broken_at < STEPS
+        run.end("keeper", number=signal.SIGKILL)
+        for rank in range(2):
+            run.lose_worker(rank)
+            run.start_worker(rank)
+        for rank in range(2):
+            run.wait_until(lambda: "waits for its checkpoint" in run.log(f"trainer-{rank}"), "that")  # noqa: B023
+        run.start_keeper()
+        finish(run)
+        assert len(run.events("Resumed")) == len(run.events("KeeperAway")) == 2, run.story()
+        made = [(step.rank, step.iteration) for step in run.steps()]
+        assert len(made) == len(set(made))
+        for iteration, known in hashes(run.steps()).items():
+            assert known.items() <= expected[iteration].items()
+        # A worker whose peer had made the last update before the break takes it over.
+        left_out = {(rank, i) for rank in range(2) for i in range(1, STEPS + 1)} - set(made)
+        assert {iteration for _, iteration in left_out} <= {broken_at}
+        print(f"ended {took_s:.1f} s after SIGTERM, went on behind iteration {broken_at}")
+
+
+@pytest.mark.timeout(200)
+def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
+    with pod_run(tmp_path, document(), subnet=3) as run:
+        start_all(run)
+        run.wait_until(lambda: len(run.steps()) >= BREAK, "some steps")
+        run.end("keeper", number=signal.SIGKILL)
+        run.start_keeper()
+        finish(run)
+        assert_once(run)
+        assert run.summary()["steps"] == 2 * STEPS
+        assert json.loads((run.results / "keeper.json").read_text())["sequence"] > 2 * STEPS
+
+
+def test_a_pod_that_the_manifest_does_not_have_says_what_to_change(tmp_path: Path) -> None:
+    with pod_run(tmp_path, document(), subnet=4) as run:
+        worker = run.job.workers()[1]
+        root = run.prepare("w1", worker)
+        run._start(
+            "extra",
+            "trainer",
+            root,
+            {names.GROUP_VARIABLE: "g", names.INDEX_VARIABLE: "2", names.POD_IP_VARIABLE: "::1"},
+        )
+        assert run.wait("extra") == ExitCode.SPEC
+        assert "the manifest has 2 workers in group g of site plant-a" in run.log("extra")
+        assert "allowed: 0 to 1" in run.log("extra")
+
+
+@pytest.mark.parametrize("role", ["trainer", "sidecar", "keeper"])
+def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str) -> None:
+    """Nobody answers: the coordinator is gone before they start."""
+    with pod_run(tmp_path, document(), subnet=5) as run:
+        run.coordinator.close()
+        root = run.prepare("w0", run.job.workers()[0])
+        variables = {
+            names.GROUP_VARIABLE: "g",
+            names.INDEX_VARIABLE: "0",
+            names.POD_IP_VARIABLE: run.address(1),
+        }
+        run._start("it", role, root, variables)
+        time.sleep(3)
+        began_s = time.monotonic()
+        codes = run.end("it")
+        assert codes["it"] == (ExitCode.INTERRUPTED if role == "trainer" else ExitCode.OK)
+        assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("role", ["trainer", "sidecar", "keeper"])
+def test_pid_1_takes_a_signal_that_comes_while_it_becomes_another(
+    tmp_path: Path, role: str
+) -> None:
+    """The kernel drops what a PID 1 does not handle: it has to be held back until then."""
+    with pod_run(tmp_path, document(), subnet=6) as run:
+        run.coordinator.close()
+        root = run.prepare("w0", run.job.workers()[0])
+        variables = {
+            names.GROUP_VARIABLE: "g",
+            names.INDEX_VARIABLE: "0",
+            names.POD_IP_VARIABLE: run.address(1),
+        }
+        run._start("it", role, root, variables, enter=["unshare", "--pid", "--fork"])
+        children = Path(f"/proc/{run.processes['it'].pid}/task/{run.processes['it'].pid}/children")
+        run.wait_until(lambda: children.read_text().split(), "the namespace's first process")
+        init = int(children.read_text().split()[0])
+        run.wait_until(lambda: holds_back_sigterm(init), "the signal's being held back", 10)
+        began_s = time.monotonic()
+        os.kill(init, signal.SIGTERM)
+        assert run.wait("it") == (ExitCode.INTERRUPTED if role == "trainer" else ExitCode.OK)
+        assert time.monotonic() - began_s < 5
+
+
+def holds_back_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(blocked.split()[1], 16) & 1 << (signal.SIGTERM - 1))

@@ -1,0 +1,203 @@
+"""A run as a site's pods make it, on loopback: the operator's coordinator here, keeper and workers
+as processes of `dlion_worker.pod`, each with the mounts of its pod below a folder of its own.
+
+Every pod has an address of 127.0.0.0/8, so that all use the ports that they have in a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.pod_config import PodConfig
+from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_api.spec import Job, load_job
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_worker.results.events import read_events
+
+LONG_S = 120.0
+
+
+class PodRun:
+    """One run at one site, whose pods come and go."""
+
+    def __init__(self, folder: Path, document: dict[str, Any], *, subnet: int) -> None:
+        """`subnet` keeps the addresses of tests that run side by side apart."""
+        self.folder = folder
+        self.job: Job = load_job(document)
+        self.site = SiteName(self.job.spec.sites[0].name)
+        self._subnet = subnet
+        self.tokens = Tokens()
+        is_open = self.job.spec.tls.mode == "Disabled"
+        self.authorities = {} if is_open else {self.site: Authority(self.site)}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.coordinator_port = 0
+        self.start_coordinator()
+
+    # ---- coordinator -----------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        """A new life of it, on the port of the one before."""
+        self._loop_server = CoordinatorServer(
+            f"{self.address(100)}:{self.coordinator_port}", self.authorities.get(self.site)
+        )
+        self._loop_server.open(
+            self.job, authorities=self.authorities, tokens=self.tokens, on_record=lambda _: None
+        )
+        self.coordinator = CoordinatorThread(self._loop_server, self.job.key)
+        self.coordinator_port = self.coordinator.start()
+
+    def run_is_over(self, reason: str, *, succeeded: bool) -> None:
+        """As the operator says it when all workers have ended."""
+
+        async def say() -> None:
+            self._loop_server.finish(self.job.key, reason, succeeded=succeeded)
+
+        asyncio.run_coroutine_threadsafe(say(), self.coordinator._loop).result()
+
+    # ---- pods ------------------------------------------------------------------------------------
+
+    def address(self, host: int) -> str:
+        """Of a pod."""
+        return f"127.77.{self._subnet}.{host}"
+
+    @property
+    def results(self) -> Path:
+        """The run's folder on the keeper's claim."""
+        return self.root("keeper") / "var/lib/dlion" / self.job.spec.run_id
+
+    def root(self, name: str) -> Path:
+        """Where that pod's mounts are."""
+        return self.folder / name
+
+    def prepare(self, name: str, identity: WorkerIdentity | KeeperIdentity) -> Path:
+        """What the operator and Kubernetes mount; what was there stays."""
+        root = self.root(name)
+        for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
+            (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        config = PodConfig(
+            self.job.to_document(),
+            str(self.site),
+            f"{self.address(100)}:{self.coordinator_port}",
+            f"{self.address(101)}:{names.KEEPER_PORT}",
+        )
+        mounted = root / names.CONFIG_DIR.lstrip("/")
+        (mounted / names.POD_CONFIG_KEY).write_text(config.to_json())
+        if self.authorities:
+            (mounted / names.AUTHORITY_KEY).write_bytes(self.coordinator.authority_pem)
+        token = self.tokens.issue(identity, self.job.key)
+        (root / names.TOKEN_DIR.lstrip("/") / names.TOKEN_FILE).write_text(token)
+        return root
+
+    def start_keeper(self) -> None:
+        """The keeper's pod."""
+        root = self.prepare("keeper", KeeperIdentity(self.site))
+        self._start("keeper", "keeper", root, {names.POD_IP_VARIABLE: self.address(101)})
+
+    def start_worker(self, rank: int) -> None:
+        """Both containers of that worker's pod."""
+        worker = self.job.workers()[rank]
+        root = self.prepare(f"w{rank}", worker)
+        environment = {
+            names.GROUP_VARIABLE: worker.group,
+            names.INDEX_VARIABLE: str(worker.index),
+            names.POD_IP_VARIABLE: self.address(1 + rank),
+        }
+        self._start(f"sidecar-{rank}", "sidecar", root, environment)
+        self._start(f"trainer-{rank}", "trainer", root, environment)
+
+    def lose_worker(self, rank: int) -> None:
+        """Its pod's emptyDirs, as when the pod is deleted."""
+        shutil.rmtree(self.root(f"w{rank}"))
+
+    def end(self, *which: str, number: signal.Signals = signal.SIGTERM) -> dict[str, int]:
+        """Signals those processes and waits; their exit codes."""
+        for name in which:
+            if self.processes[name].poll() is None:
+                self.processes[name].send_signal(number)
+        return {name: self.wait(name) for name in which}
+
+    def wait(self, name: str, within_s: float = LONG_S) -> int:
+        """The exit code of that process, when it has ended."""
+        try:
+            return self.processes[name].wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} never ended\n{self.story()}") from None
+
+    def _start(
+        self,
+        name: str,
+        role: str,
+        root: Path,
+        environment: dict[str, str],
+        *,
+        enter: Sequence[str] = (),
+    ) -> None:
+        command = [*enter, sys.executable, "-m", "dlion_worker.pod", role, "--root", str(root)]
+        command += ["--listen-host", environment[names.POD_IP_VARIABLE]]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=log, stderr=log
+            )
+
+    # ---- what came of it -------------------------------------------------------------------------
+
+    def log(self, name: str) -> str:
+        """All that the process of that name has said, over its lives."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def records(self) -> list[ProgressRecord]:
+        """What the keeper has recorded."""
+        path = self.results / "events.jsonl"
+        return list(read_events(path)) if path.exists() else []
+
+    def steps(self, rank: int | None = None) -> list[StepRecord]:
+        """Iterations, of one worker or of all."""
+        steps = [record for record in self.records() if isinstance(record, StepRecord)]
+        return [step for step in steps if rank in (None, step.rank)]
+
+    def events(self, reason: str) -> list[EventRecord]:
+        """Events of that reason."""
+        return [r for r in self.records() if isinstance(r, EventRecord) and r.reason == reason]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of a run that is over."""
+        return dict(json.loads((self.results / "summary.json").read_text()))
+
+    def wait_until(self, holds: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
+        """Returns when it is so; fails when it never is."""
+        deadline_s = time.monotonic() + within_s
+        while not holds():
+            assert time.monotonic() < deadline_s, f"never: {what}\n{self.story()}"
+            time.sleep(0.1)
+
+    def story(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"{p.name}: ...{p.read_text()[-1500:]}" for p in self.folder.glob("*.log"))
+
+
+@contextmanager
+def pod_run(folder: Path, document: dict[str, Any], *, subnet: int) -> Iterator[PodRun]:
+    """A run without pods as yet; nothing of it is left afterwards."""
+    run = PodRun(folder, document, subnet=subnet)
+    try:
+        yield run
+    finally:
+        for process in run.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        run.coordinator.close()

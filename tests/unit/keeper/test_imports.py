@@ -1,0 +1,25 @@
+"""Facts: a keeper starts without TensorFlow and what else only training needs; a pod's first
+process without gRPC and NumPy, too, so that it becomes the next one at once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("dlion_worker.keeper.process", ["tensorflow", "keras", "numba", "sklearn", "matplotlib"]),
+        ("dlion_worker.pod.__main__", ["tensorflow", "numpy", "grpc", "yaml", "cryptography"]),
+    ],
+)
+def test_a_start_loads_no_more_than_it_needs(module: str, without: list[str]) -> None:
+    program = f"import sys, {module}; print([m for m in {without} if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,229 @@
+"""The keeper's tar stream, and what the command line makes of it.
+
+Proves: files arrive whole, under their names, with their times and checked; the whole folder comes
+without what means nothing elsewhere; nothing outside the run's folder is sent, nor are links;
+missing paths are told; a stream that is cut off, damaged or hostile at any place changes nothing in
+the folder; the program itself, as `dlion fetch` starts it, keeps its exit codes.
+
+Leaves out: the way through the cluster (tests/cluster/test_cli_pods.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_api.errors import ContractError, DataError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.unpacking import unpack
+from dlion_worker.keeper.pack import CHECKSUMS, CONTENTS, main, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MODEL = bytes(range(256)) * 5000
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The keeper's disk, with one run on it."""
+    run = tmp_path / "kept" / "1"
+    site = run / "models" / "plant-a"
+    site.mkdir(parents=True)
+    (site / "model.keras").write_bytes(MODEL)
+    (site / "model.json").write_text("{}")
+    (site / ".arriving-x").write_text("half")
+    os.utime(site / "model.json", (1_700_000_000, 1_700_000_000))
+    (run / "events.jsonl").write_text('{"kind": "event"}\n')
+    (run / "empty").touch()
+    (run / "run.lock").touch()
+    (run / "state").mkdir()
+    (run / "state" / "checkpoint").write_text("x")
+    (tmp_path / "kept" / "secret").write_text("s")
+    (run / "link").symlink_to(tmp_path / "kept" / "secret")
+    return tmp_path / "kept"
+
+
+def stream(kept: Path, *paths: str) -> bytes:
+    output = io.BytesIO()
+    pack(kept, "1", paths, output)
+    return output.getvalue()
+
+
+def pieces(content: bytes, size: int = 1000) -> Iterator[bytes]:
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+
+
+def names(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 100_000, 10_000_000])
+def test_a_model_arrives_whole(kept: Path, tmp_path: Path, size: int) -> None:
+    content = stream(kept, "models/plant-a/model.json" if size == 1 else "models/plant-a")
+    out = tmp_path / "out"
+    seen: list[tuple[int, int]] = []
+    made = unpack(
+        pieces(content, size),
+        out,
+        rename=lambda name: name.removeprefix("models/plant-a/"),
+        on_progress=lambda done, whole: seen.append((done, whole)),
+    )
+    assert {path.name for path in made} == names(out)
+    assert (out / "model.json").stat().st_mtime == 1_700_000_000
+    if size > 1:
+        assert (out / "model.keras").read_bytes() == MODEL
+        assert seen[-1] == (len(MODEL) + 2, len(MODEL) + 2)
+
+
+def test_the_whole_folder_comes_without_locks_links_and_state(kept: Path, tmp_path: Path) -> None:
+    unpack([stream(kept, ".")], tmp_path / "out")
+    assert names(tmp_path / "out") == {
+        "events.jsonl", "empty", "models/plant-a/model.keras", "models/plant-a/model.json"
+    }  # fmt: skip
+
+
+def test_what_was_there_is_replaced_and_the_rest_stays(kept: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "events.jsonl").write_text("old")
+    (out / "mine").write_text("mine")
+    unpack([stream(kept, "events.jsonl")], out)
+    assert (out / "events.jsonl").read_text().startswith("{")
+    assert names(out) == {"events.jsonl", "mine"}
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "models/../../secret", "link"])
+def test_nothing_outside_the_runs_folder_is_sent(kept: Path, path: str) -> None:
+    with pytest.raises(DataError, match="leads out"):
+        stream(kept, path)
+
+
+@pytest.mark.parametrize("run", ["", ".", "..", "a/b", "/"])
+def test_a_run_is_one_name(kept: Path, run: str) -> None:
+    with pytest.raises(DataError, match="no run's name"):
+        pack(kept, run, ["."], io.BytesIO())
+
+
+def test_what_is_missing_is_told(kept: Path) -> None:
+    with pytest.raises(DataError, match=r"models/b: is not there yet; the run has kept: .*models"):
+        stream(kept, "models/b")
+    with pytest.raises(DataError, match=r"no results of run '2' yet; it has those of: 1"):
+        pack(kept, "2", ["."], io.BytesIO())
+    (kept / "3").mkdir()
+    with pytest.raises(DataError, match="holds no files yet"):
+        pack(kept, "3", ["."], io.BytesIO())
+
+
+def test_a_file_that_grows_is_sent_as_long_as_it_was(kept: Path, tmp_path: Path) -> None:
+    events = kept / "1" / "events.jsonl"
+    events.write_bytes(b"x" * 1_000_000)
+
+    class Growing(io.BytesIO):
+        def write(self, content: Iterable[int], /) -> int:  # type: ignore[override]
+            with events.open("ab") as file:
+                file.write(b"y" * 10)
+            return super().write(bytes(content))
+
+    output = Growing()
+    pack(kept, "1", ["events.jsonl"], output)
+    unpack([output.getvalue()], tmp_path / "out")
+    assert (tmp_path / "out" / "events.jsonl").read_bytes() == b"x" * 1_000_000
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.99])
+def test_a_stream_that_is_cut_off_changes_nothing(kept: Path, tmp_path: Path, share: float) -> None:
+    content = stream(kept, ".")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "events.jsonl").write_text("old")
+    with pytest.raises(UnavailableError, match="to its end"):
+        unpack(pieces(content[: int(share * content.rindex(b"sha256"))]), out)
+    assert names(out) == {"events.jsonl"}
+    assert (out / "events.jsonl").read_text() == "old"
+
+
+def test_a_flipped_bit_changes_nothing(kept: Path, tmp_path: Path) -> None:
+    content = bytearray(stream(kept, "models"))
+    content[content.index(MODEL[:512]) + 700] ^= 1
+    with pytest.raises(ContractError, match="SHA-256 differs"):
+        unpack([bytes(content)], tmp_path / "out")
+    assert names(tmp_path / "out") == set()
+
+
+def hostile(*members: tarfile.TarInfo) -> bytes:
+    """A stream with these members, and checksums that are right."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+        digests = {m.name: hashlib.sha256(b"x" * m.size).hexdigest() for m in members}
+        content = json.dumps({"sha256": digests}).encode()
+        checksums = tarfile.TarInfo(CHECKSUMS)
+        checksums.size = len(content)
+        archive.addfile(checksums, io.BytesIO(content))
+    return output.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    made.size = 1 if kind == tarfile.REGTYPE else 0
+    return made
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        hostile(member("../out-of-it")),
+        hostile(member("a/../../out-of-it")),
+        hostile(member("a/../within")),
+        hostile(member("./within")),
+        hostile(member("/etc/hostname")),
+        hostile(member("twice"), member("twice")),
+        hostile(member("link", tarfile.SYMTYPE, "/etc")),
+        hostile(member("link", tarfile.SYMTYPE, "inside")),
+        hostile(member("hard", tarfile.LNKTYPE, "x")),
+        hostile(member("fifo", tarfile.FIFOTYPE)),
+        hostile(member("device", tarfile.CHRTYPE)),
+        hostile(member(CONTENTS, tarfile.SYMTYPE, "x")),
+    ],
+)
+def test_hostile_members_are_refused(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "below" / "out"
+    with pytest.raises(ContractError):
+        unpack([content], out)
+    assert names(tmp_path) == set()
+
+
+def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "dlion_worker.keeper.pack", "--root", str(kept), "--run", "1"]
+    done = subprocess.run(
+        [*command, "models/plant-a"], capture_output=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        assert archive.getnames()[0] == CONTENTS
+        assert archive.getnames()[-1] == CHECKSUMS
+    assert main(["--root", str(kept), "--run", "1", "none"]) == ExitCode.DATA
+    assert "none: is not there yet" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["--root", str(kept), "models"])
+    assert ended.value.code == ExitCode.USAGE
+    with subprocess.Popen([*command, "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as cut:
+        assert cut.stdout is not None
+        assert cut.stderr is not None
+        cut.stdout.read(100)
+        cut.stdout.close()
+        assert b"Traceback" not in cut.stderr.read()
+    assert cut.returncode == ExitCode.UNAVAILABLE

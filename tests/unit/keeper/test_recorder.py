@@ -1,0 +1,168 @@
+"""Facts: each record is in the folder once, in order, whatever is sent again and wherever the
+keeper is killed; a coordinator that begins anew is followed from its first record; what it had to
+forget is said once; a record that is none is passed over and never asked for again; a summary ends
+it, also over a restart; a folder has one keeper.
+
+Real result folders; a kill is the recorder dropped without `close`. Left out: the stream itself
+(tests/local/test_pods).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord
+from dlion_api.reasons import EventReason
+from dlion_api.records import record_to_json
+from dlion_api.spec import Job, load_job
+from dlion_worker.keeper import recorder as module
+from dlion_worker.keeper.recorder import Recorder
+from dlion_worker.results.events import read_events
+from local_run import job_document
+
+
+def job() -> Job:
+    return load_job(job_document(2))
+
+
+def record(number: int) -> str:
+    reason = EventReason.CHECKPOINT_SAVED
+    return record_to_json(EventRecord(float(number), Rank(0), number, reason, f"number {number}"))
+
+
+def numbers(folder: Path) -> list[int]:
+    events = [r for r in read_events(folder / "events.jsonl") if isinstance(r, EventRecord)]
+    return [r.iteration for r in events if r.reason == EventReason.CHECKPOINT_SAVED]
+
+
+def dropped(folder: Path) -> list[str]:
+    events = [r for r in read_events(folder / "events.jsonl") if isinstance(r, EventRecord)]
+    return [r.message for r in events if r.reason == EventReason.RECORDS_DROPPED]
+
+
+def kill(it: Recorder) -> None:
+    """As SIGKILL does it: the lock goes, nothing else is written."""
+    it._folder.close()
+    del it
+    gc.collect()
+
+
+def test_what_comes_again_is_taken_once(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1), record(2), record(3)])
+    it.take("a", 2, [record(2), record(3), record(4)])
+    it.take("a", 1, [record(1)])
+    assert it.place == ("a", 4)
+    it.close()
+    assert numbers(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("taken", range(6))
+def test_a_killed_keeper_knows_where_it_was(tmp_path: Path, taken: int) -> None:
+    it = Recorder(tmp_path, job())
+    for number in range(1, taken + 1):
+        it.take("a", number, [record(number)])
+    kill(it)
+    again = Recorder(tmp_path, job())
+    assert again.place[1] == taken
+    again.take("a", 1, [record(number) for number in range(1, 8)])
+    again.close()
+    assert numbers(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_line_that_was_torn_is_asked_for_again(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1), record(2)])
+    kill(it)
+    events = tmp_path / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-5])
+    again = Recorder(tmp_path, job())
+    assert again.place == ("a", 1)
+    again.take("a", 2, [record(2)])
+    again.close()
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_a_new_coordinator_is_followed_from_its_first_record(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1), record(2)])
+    it.take("b", 1, [record(3)])
+    assert it.place == ("b", 1)
+    kill(it)
+    again = Recorder(tmp_path, job())
+    assert again.place == ("b", 1)
+    again.close()
+    assert numbers(tmp_path) == [1, 2, 3]
+    assert dropped(tmp_path) == []
+
+
+def test_a_gap_is_said_once(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1)])
+    it.take("a", 5, [record(5)])
+    kill(it)
+    again = Recorder(tmp_path, job())
+    assert again.place == ("a", 5)
+    again.take("a", 5, [record(5), record(6)])
+    again.close()
+    assert numbers(tmp_path) == [1, 5, 6]
+    assert dropped(tmp_path) == ["3 records passed by while the keeper was away"]
+
+
+@pytest.mark.parametrize("bad", ["", "{", "[]", '{"kind": "unknown"}', "x" * 100_000])
+def test_what_is_no_record_is_passed_over(tmp_path: Path, bad: str) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1), bad, record(3)])
+    kill(it)
+    again = Recorder(tmp_path, job())
+    assert again.place == ("a", 3)
+    again.close()
+    assert numbers(tmp_path) == [1, 3]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', '{"epoch":"a","sequence":[]}'])
+def test_a_damaged_place_does_not_stop_it(tmp_path: Path, content: str) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1)])
+    it.close()
+    (tmp_path / "keeper.json").write_text(content)
+    again = Recorder(tmp_path, job())
+    again.take("b", 1, [record(2)])
+    again.close()
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_a_summary_ends_it_also_over_a_restart(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1)])
+    assert not it.is_over
+    it.finish("the target", succeeded=True)
+    assert it.is_over
+    it.close()
+    again = Recorder(tmp_path, job())
+    assert again.is_over
+    again.close()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["ending"]["stop_reason"] == "the target"
+    assert summary["events"]["reasons"] == {"CheckpointSaved": 1}
+
+
+def test_a_second_keeper_is_refused(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    with pytest.raises(UnavailableError, match="still goes on"):
+        Recorder(tmp_path, job())
+    it.close()
+
+
+def test_the_place_is_noted_as_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTE_EVERY_S", -1.0)
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1), record(2)])
+    assert json.loads((tmp_path / "keeper.json").read_text())["sequence"] == 2
+    it.close()

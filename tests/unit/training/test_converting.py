@@ -1,0 +1,71 @@
+"""A saved model's other forms answer as the model does.
+
+Proves: SavedModel and TensorFlow Lite give the same logits as the `.keras` file; an older one is
+replaced; a model that holds code is not run but refused, as is a file that is no model, and what
+was there stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dlion_api.errors import ProgramError
+from dlion_worker.training.converting import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INPUT_B = np.linspace(-1.0, 1.0, 4 * 8, dtype=np.float32).reshape(4, 8)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A model's file, and what the model answers."""
+    layers = [keras.Input((8,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    path = tmp_path_factory.mktemp("model") / "model.keras"
+    model.save(path)
+    return path, np.asarray(model(INPUT_B))
+
+
+def test_a_saved_model_answers_alike(saved: tuple[Path, Any]) -> None:
+    path, expected = saved
+    (path.parent / "saved_model").mkdir()
+    (path.parent / "saved_model" / "old").touch()
+    made = convert(path, "savedmodel")
+    assert not (made / "old").exists()
+    loaded = tf.saved_model.load(made)
+    np.testing.assert_allclose(loaded.serve(tf.constant(INPUT_B)), expected, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+def test_a_lite_model_answers_alike(saved: tuple[Path, Any]) -> None:
+    path, expected = saved
+    made = convert(path, "tflite")
+    interpreter = tf.lite.Interpreter(model_content=made.read_bytes())
+    interpreter.allocate_tensors()
+    for row, wanted in zip(INPUT_B, expected, strict=True):
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+        interpreter.invoke()
+        answer = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        np.testing.assert_allclose(answer[0], wanted, rtol=1e-4, atol=1e-5)
+    assert sorted(p.name for p in path.parent.iterdir() if p.name.startswith(".")) == []
+
+
+def test_code_in_a_model_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    code = keras.layers.Lambda(lambda x: x + 1, output_shape=(8,))
+    keras.Sequential([keras.Input((8,)), code]).save(path)
+    (tmp_path / "model.tflite").write_text("old")
+    with pytest.raises(ProgramError, match="cannot be converted"):
+        convert(path, "tflite")
+    path.write_text("nonsense")
+    with pytest.raises(ProgramError, match="cannot be converted"):
+        convert(path, "savedmodel")
+    assert {p.name for p in tmp_path.iterdir()} == {"model.keras", "model.tflite"}
+    assert (tmp_path / "model.tflite").read_text() == "old"

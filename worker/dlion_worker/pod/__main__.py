@@ -1,0 +1,116 @@
+"""`python -m dlion_worker.pod trainer|sidecar|keeper`: PID 1 of a container, until it becomes more.
+
+Trainer and sidecar are replaced by their process (`exec`): one process less, and signals reach it
+without a detour. SIGTERM is held back meanwhile; the process takes it when it handles it, since
+the kernel gives a PID 1 no signal that it does not handle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import ContractError, SpecError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_worker.pod.placing import Pod, below
+
+_LOG = logging.getLogger("dlion_worker.pod")
+
+GRACE_S = 29.0
+"""The pod's terminationGracePeriodSeconds (30) less a second: the supervisor ends the trainer
+before the kubelet ends both."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code, where this process has not become another."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        pod = Pod.read(options.root, os.environ)
+        host = options.listen_host or pod.everywhere()
+        if options.role == "keeper":
+            return _keep(pod, host)
+        command = _trainer(pod, host, options) if options.role == "trainer" else _sidecar(pod, host)
+    except (SpecError, ContractError) as error:
+        _LOG.error("%s", error)
+        return ExitCode.SPEC
+    except UnavailableError as error:
+        _LOG.error("%s", error)
+        return ExitCode.UNAVAILABLE
+    except OSError as error:
+        _LOG.error("%s", error)
+        return ExitCode.STORAGE
+    return os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dlion_worker.pod", description=__doc__)
+    parser.add_argument("role", choices=["trainer", "sidecar", "keeper"])
+    parser.add_argument(
+        "--root", type=Path, default=Path("/"), help="where the pod's mounts are (default: /)"
+    )
+    parser.add_argument(
+        "--listen-host", default="", help="default: all addresses of the pod IP's family"
+    )
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=GRACE_S,
+        help="of a trainer, from SIGTERM to SIGKILL (default: %(default)s)",
+    )
+    return parser
+
+
+def _trainer(pod: Pod, host: str, options: argparse.Namespace) -> list[str]:
+    """The supervisor, which starts the trainer and starts it again."""
+    state_dir = below(pod.root, names.STATE_DIR) / "worker"
+    state_dir.mkdir(parents=True, exist_ok=True)
+    config = pod.worker_config(listen_host=host, state_dir=state_dir)
+    Path(config.results_dir).mkdir(parents=True, exist_ok=True)
+    path = below(pod.root, names.SHARED_DIR) / "trainer.json"
+    config.save(path)
+    _LOG.info("worker %s of %s, rank %d", pod.worker().name, pod.job.key, config.rank)
+    grace = str(options.grace_s)
+    return ["-m", "dlion_worker.supervisor", "--config", str(path), "--grace-s", grace]
+
+
+def _sidecar(pod: Pod, host: str) -> list[str]:
+    shared = below(pod.root, names.SHARED_DIR)
+    state_dir = shared / "sidecar"  # the trainer's own folder need not be mounted
+    state_dir.mkdir(parents=True, exist_ok=True)
+    path = shared / "sidecar.json"
+    pod.worker_config(listen_host=host, state_dir=state_dir).save(path)
+    port = str(names.METRICS_PORT)
+    return ["-m", "dlion_worker.sidecar", "--config", str(path), "--metrics-port", port]
+
+
+def _keep(pod: Pod, host: str) -> int:
+    """This very process: what it needs is imported here, since the others do without."""
+    from dlion_worker.keeper.config import KeeperConfig
+    from dlion_worker.keeper.process import run
+
+    config = KeeperConfig(
+        job=pod.job,
+        site=pod.site,
+        state_dir=below(pod.root, names.STATE_DIR),
+        coordinator_address=pod.config.coordinator_address,
+        authority_pem_path=pod.authority_path(),
+        token_path=str(pod.token_path()),
+        listen_host=host,
+        port=names.KEEPER_PORT,
+    )
+    run(config)
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
