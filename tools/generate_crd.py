@@ -1,4 +1,7 @@
-"""Writes crds/dlionjob.yaml from the manifest's and the status' model; `--check` only compares."""
+"""Writes crds/dlionjob.yaml and the chart's template of it from the manifest's and status' model.
+
+`--check` only compares. The template differs by what `crds.enabled` and `crds.keep` ask for.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,19 @@ from dlion_api.status import FRESH, Status
 
 TARGET = Path(__file__).parent.parent / "crds" / "dlionjob.yaml"
 HEAD = "# Made by tools/generate_crd.py from dlion_api.spec and dlion_api.status; do not edit.\n"
+TEMPLATE = Path(__file__).parent.parent / "helm" / "dlion" / "templates" / "crd.yaml"
+_NAMED = "metadata:\n  name: {name}\n"
+_TEMPLATED = """\
+metadata:
+  name: {name}
+  labels:
+    {{{{- include "dlion.labels" . | nindent 4 }}}}
+  {{{{- if .Values.crds.keep }}}}
+  annotations:
+    # Jobs outlive the release.
+    helm.sh/resource-policy: keep
+  {{{{- end }}}}
+"""
 COLUMNS = (
     ("State", "string", ".status.state"),
     ("Progress", "integer", ".status.trainerStatus.progressPercentage"),
@@ -89,17 +105,32 @@ def text() -> str:
     return HEAD + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
 
 
+def template() -> str:
+    """The same as the chart's template. Raises: ValueError where Helm would read code in it."""
+    plain = text()
+    if "{{" in plain:
+        raise ValueError("the definition holds '{{', which Helm takes for code: escape it")
+    name = definition()["metadata"]["name"]
+    before, named, after = plain.partition(_NAMED.format(name=name))
+    assert named, "the definition has more metadata than a name"
+    begin, end = "{{- if .Values.crds.enabled }}\n", "{{- end }}\n"
+    return begin + before + _TEMPLATED.format(name=name) + after + end
+
+
 def main() -> int:
-    """Writes or compares; 1 when the file is not what the model says."""
+    """Writes or compares; 1 when a file is not what the model says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
-    if not parser.parse_args().check:
-        TARGET.write_text(text(), encoding="utf-8")
-        return 0
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{TARGET.name} is not what the model says: run tools/generate_crd.py", file=sys.stderr)
-    return 1
+    check = parser.parse_args().check
+    stale = []
+    for path, contents in ((TARGET, text()), (TEMPLATE, template())):
+        if not check:
+            path.write_text(contents, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
+            stale.append(path)
+    for path in stale:
+        print(f"{path} is not what the model says: run tools/generate_crd.py", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

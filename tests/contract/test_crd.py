@@ -23,7 +23,15 @@ ROOT = Path(__file__).parents[2]
 NODES = list(nodes(openapi()))
 
 
-@pytest.mark.parametrize("tool", ["generate_crd.py", "generate_manifest_reference.py"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "generate_crd.py",
+        "generate_manifest_reference.py",
+        "generate_dashboards.py",
+        "generate_chart_readme.py",
+    ],
+)
 def test_generated_files_are_up_to_date(tool: str) -> None:
     command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0

@@ -1,0 +1,129 @@
+"""The site's certificate authority, kept in a Secret of the operator's namespace.
+
+Made once, whoever comes first; read by every later start of the operator, so that workers that run
+know it again; its certificate is renewed long before it ends. Its key is in that
+Secret and in this process, nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from dlion_api.cluster_names import MANAGED_BY_LABEL, MANAGER, NAME, NAME_LABEL
+from dlion_api.errors import ContractError, DLionError
+from dlion_api.names import SiteName
+from dlion_operator import settings as site_settings
+from dlion_operator.authority import Authority, KeptAuthority
+from dlion_operator.cluster import Cluster, ConflictError, Document, Kind
+
+CERTIFICATE_KEY: Final = "tls.crt"
+PRIVATE_KEY: Final = "tls.key"
+CHECK_EVERY_S: Final = 3600.0
+
+_LOG = logging.getLogger(__name__)
+
+
+async def kept_authority(
+    cluster: Cluster,
+    settings: site_settings.Settings,
+    namespace: str,
+    *,
+    now: datetime | None = None,
+) -> Authority:
+    """This site's authority: the one that is kept, renewed where that is due, or a new one.
+
+    Raises: ContractError where what is kept will not do; RefusedError, ServerError.
+    """
+    site = SiteName(settings.site)
+    name = settings.authority.secret_name
+    life = timedelta(seconds=settings.authority.certificate_life_seconds)
+    secret = await cluster.get(Kind.SECRET, namespace, name)
+    if secret is None:
+        made = Authority(site, life=life, now=now)
+        try:
+            await cluster.create(_secret(made.to_keep(), namespace, name))
+        except ConflictError:  # another start of this operator was quicker
+            secret = await cluster.get(Kind.SECRET, namespace, name)
+        else:
+            return made
+    try:
+        authority = Authority(site, life=life, kept=_kept(secret or {}), now=now)
+    except ContractError as error:
+        raise ContractError(
+            f"Secret {namespace}/{name}: {error}; delete it to have a new one made (workers that"
+            " run must then be started again), or name another (authority.secretName)"
+        ) from error
+    return await renewed_if_due(cluster, settings, namespace, authority, now=now)
+
+
+async def renewed_if_due(
+    cluster: Cluster,
+    settings: site_settings.Settings,
+    namespace: str,
+    authority: Authority,
+    *,
+    now: datetime | None = None,
+) -> Authority:
+    """That authority, or its successor once that is kept. Raises: RefusedError, ServerError."""
+    if not authority.is_renewal_due(now=now):
+        return authority
+    renewed = authority.renewed(now=now)
+    name = settings.authority.secret_name
+    await cluster.patch(Kind.SECRET, namespace, name, {"data": _data(renewed.to_keep())})
+    _LOG.info("site %s: the certificate of its authority was renewed", authority.site)
+    return renewed
+
+
+async def keep_renewing(
+    cluster: Cluster,
+    settings: site_settings.Settings,
+    namespace: str,
+    authority: Authority,
+    replace: Callable[[Authority], None],
+) -> None:
+    """For ever: `replace` is called with each successor of that authority."""
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        try:
+            successor = await renewed_if_due(cluster, settings, namespace, authority)
+        except DLionError as error:
+            _LOG.warning("the site's authority could not be renewed yet: %s", error)
+            continue
+        if successor is not authority:
+            authority = successor
+            replace(successor)
+
+
+def _data(kept: KeptAuthority) -> Document:
+    data = {CERTIFICATE_KEY: kept.certificate_pem, PRIVATE_KEY: kept.key_pem}
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
+def _secret(kept: KeptAuthority, namespace: str, name: str) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER},
+        },
+        "data": _data(kept),
+    }
+
+
+def _kept(secret: Document) -> KeptAuthority:
+    data = secret.get("data") or {}
+    try:
+        key = base64.b64decode(data[PRIVATE_KEY], validate=True)
+        certificate = base64.b64decode(data[CERTIFICATE_KEY], validate=True)
+    except (KeyError, ValueError, TypeError, binascii.Error) as error:
+        raise ContractError(f"it lacks {PRIVATE_KEY} and {CERTIFICATE_KEY}: {error!r}") from error
+    return KeptAuthority(key, certificate)

@@ -1,0 +1,152 @@
+"""What every pod of a run has in common: who it runs as, what it mounts, what it may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.document import to_document
+from dlion_api.names import API_VERSION, KIND
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Resources
+from dlion_operator.settings import Settings
+
+Document = dict[str, Any]
+
+USER_ID = 65532
+GRACE_S = 30
+"""From SIGTERM to SIGKILL: a worker brings its last checkpoint to the keeper meanwhile."""
+TOKEN_LIFE_S = 3600
+DEAD_NODE_S = 20
+"""From the moment that a node is called dead to the end of its pods' lives."""
+
+
+def owner_of(document: Mapping[str, Any]) -> Document:
+    """The reference by which a child goes with its DLionJob."""
+    metadata = document["metadata"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata_of(
+    name: str, job: Job, owner: Mapping[str, Any], *, site: str, **labels: str
+) -> Document:
+    """Metadata of one of the run's objects; `labels` holds what is beside the run's."""
+    return {
+        "name": name,
+        "namespace": job.key.namespace,
+        "labels": names.run_labels(job.key, site) | labels,
+        "ownerReferences": [dict(owner)],
+    }
+
+
+def pod_spec(
+    settings: Settings,
+    config_map_name: str,
+    *,
+    containers: Sequence[Document],
+    init_containers: Sequence[Document] = (),
+    volumes: Sequence[Document] = (),
+) -> Document:
+    """A pod that keeps to pod security `restricted`, with the volumes that all pods have."""
+    common = [
+        {"name": "config", "configMap": {"name": config_map_name}},
+        {
+            "name": "token",
+            "projected": {
+                "sources": [
+                    {
+                        "serviceAccountToken": {
+                            "audience": names.TOKEN_AUDIENCE,
+                            "expirationSeconds": TOKEN_LIFE_S,
+                            "path": names.TOKEN_FILE,
+                        }
+                    }
+                ],
+                "defaultMode": 0o440,
+            },
+        },
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    spec: Document = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        # Kubernetes would leave them on a dead node for five minutes.
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{trouble}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": DEAD_NODE_S,
+            }
+            for trouble in ("not-ready", "unreachable")
+        ],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": list(containers),
+        "volumes": [*common, *volumes],
+    }
+    if init_containers:
+        spec["initContainers"] = list(init_containers)
+    if settings.images.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": each} for each in settings.images.pull_secrets]
+    return spec
+
+
+def container(
+    role: str, image: str, settings: Settings, resources: Resources, *, mounts: Sequence[Document]
+) -> Document:
+    """A container that becomes that role of `dlion_worker.pod`."""
+    shown = to_document(resources)
+    return {
+        "name": role,
+        "image": image,
+        "imagePullPolicy": settings.images.pull_policy,
+        "command": ["python3", "-m", "dlion_worker.pod", role],
+        "env": [
+            {
+                "name": names.POD_IP_VARIABLE,
+                "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+            }
+        ],
+        "resources": {name: values for name, values in shown.items() if values},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            mount("config", names.CONFIG_DIR, read_only=True),
+            mount("token", names.TOKEN_DIR, read_only=True),
+            mount("tmp", "/tmp"),  # noqa: S108 - an emptyDir of this pod alone
+            *mounts,
+        ],
+    }
+
+
+def mount(volume: str, path: str, *, read_only: bool = False) -> Document:
+    """Where a container finds a volume."""
+    return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def program_volume(job: Job) -> tuple[list[Document], list[Document]]:
+    """Volume and mount of the user's program, where it stands in a ConfigMap; else nothing."""
+    program = job.spec.trainer.program.config_map
+    if program is None:
+        return [], []
+    volume = {"name": "program", "configMap": {"name": program.name}}
+    return [volume], [mount("program", names.PROGRAM_DIR, read_only=True)]

@@ -1,0 +1,59 @@
+"""What all pods of a run at a site share: their configuration and their names in DNS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.pod_config import PodConfig
+from dlion_api.spec import Job
+from dlion_operator.children.pods import Document, metadata_of
+from dlion_operator.settings import Settings
+
+
+def config_map(
+    job: Job, settings: Settings, owner: Mapping[str, Any], *, authority_pem: str
+) -> Document:
+    """The run's ConfigMap: what `dlion_worker.pod` reads."""
+    key = job.key
+    config = PodConfig(
+        job_document=_document(job),
+        site=settings.site,
+        coordinator_address=settings.coordinator.address,
+        keeper_address=f"{names.keeper_name(key)}.{key.namespace}.svc:{names.KEEPER_PORT}",
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata_of(names.run_name(key), job, owner, site=settings.site),
+        "data": {names.POD_CONFIG_KEY: config.to_json(), names.AUTHORITY_KEY: authority_pem},
+    }
+
+
+def _document(job: Job) -> Document:
+    """The manifest without what workers have no use for and may change at any time."""
+    document = job.to_document()
+    document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
+    document["spec"].pop("podTemplate", None)
+    return document
+
+
+def headless_service(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    """Gives each worker a name in DNS, also before it is ready: its peers are what it waits for."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata_of(names.run_name(job.key), job, owner, site=settings.site),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.run_labels(job.key, settings.site)
+            | {names.COMPONENT_LABEL: names.WORKER},
+            "ports": [
+                {"name": "exchange", "port": names.EXCHANGE_PORT},
+                {"name": "measuring", "port": names.MEASURING_PORT},
+                {"name": "metrics", "port": names.METRICS_PORT},
+            ],
+        },
+    }

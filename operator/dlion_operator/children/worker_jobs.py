@@ -1,0 +1,125 @@
+"""The Indexed Job of one group: a trainer under its supervisor and a native sidecar per pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Group
+from dlion_operator.children.merging import merged
+from dlion_operator.children.pods import (
+    Document,
+    container,
+    metadata_of,
+    mount,
+    pod_spec,
+    program_volume,
+)
+from dlion_operator.settings import Settings
+
+_FATAL = sorted(
+    int(code) for code in ExitCode if code.fatal and code not in (ExitCode.OK, ExitCode.INTERRUPTED)
+)
+
+
+def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    """The Job of that group, as it is created: once per run."""
+    site = settings.site
+    labels = {names.COMPONENT_LABEL: names.WORKER, names.GROUP_LABEL: group.name}
+    queue = job.metadata.labels.get(names.QUEUE_LABEL)
+    name = names.group_job_name(job.key, group.name)
+    metadata = metadata_of(
+        name, job, owner, site=site, **labels, **({names.QUEUE_LABEL: queue} if queue else {})
+    )
+    metadata["annotations"] = {
+        names.SPEC_HASH_ANNOTATION: job.hash(),
+        names.WORKERS_ANNOTATION: str(group.workers),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": group.workers,
+            "parallelism": group.workers,
+            "backoffLimitPerIndex": job.spec.max_restarts,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules()},
+            # Where there is a queue, whoever owns it says when the Job starts.
+            "suspend": bool(queue),
+            "template": _template(job, group, settings, labels),
+        },
+    }
+
+
+def _failure_rules() -> list[Document]:
+    """What is no fault of the worker does not count; what no restart helps ends its index."""
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        _exit_rule("Ignore", [int(ExitCode.INTERRUPTED)]),
+        _exit_rule("FailIndex", _FATAL),
+    ]
+
+
+def _exit_rule(action: str, codes: list[int]) -> Document:
+    matched = {"containerName": names.TRAINER_CONTAINER, "operator": "In", "values": codes}
+    return {"action": action, "onExitCodes": matched}
+
+
+def _template(job: Job, group: Group, settings: Settings, labels: dict[str, str]) -> Document:
+    given = job.spec.pod_template or {}
+    metadata, spec = given.get("metadata") or {}, given.get("spec") or {}
+    rendered = _pod(job, group, settings)
+    own_labels = names.run_labels(job.key, settings.site) | labels
+    template: Document = {
+        "metadata": {"labels": {**(metadata.get("labels") or {}), **own_labels}},
+        "spec": merged(rendered, spec),
+    }
+    if annotations := metadata.get("annotations"):
+        template["metadata"]["annotations"] = annotations
+    return template
+
+
+def _pod(job: Job, group: Group, settings: Settings) -> Document:
+    volumes, program = program_volume(job)
+    own = [mount("shared", names.SHARED_DIR), mount("state", names.STATE_DIR)]
+    trainer = container(
+        names.TRAINER_CONTAINER,
+        job.spec.trainer.image or settings.images.worker,
+        settings,
+        group.resources,
+        mounts=[*own, *program],
+    )
+    # What it said last stands in the pod's status, and from there in the job's.
+    trainer["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    trainer["ports"] = [{"name": "exchange", "containerPort": names.EXCHANGE_PORT}]
+    sidecar = container(
+        names.SIDECAR_CONTAINER,
+        settings.images.sidecar,
+        settings,
+        settings.sidecar.resources,
+        mounts=own,
+    )
+    sidecar["ports"] = [
+        {"name": "measuring", "containerPort": names.MEASURING_PORT},
+        {"name": "metrics", "containerPort": names.METRICS_PORT},
+    ]
+    sidecar["restartPolicy"] = "Always"
+    for each in (trainer, sidecar):
+        each["env"].append({"name": names.GROUP_VARIABLE, "value": group.name})
+    spec = pod_spec(
+        settings,
+        names.run_name(job.key),
+        containers=[trainer],
+        init_containers=[sidecar],
+        volumes=[{"name": "shared", "emptyDir": {}}, {"name": "state", "emptyDir": {}}, *volumes],
+    )
+    spec["restartPolicy"] = "Never"
+    spec["subdomain"] = names.run_name(job.key)
+    if group.node_selector:
+        spec["nodeSelector"] = dict(group.node_selector)
+    return spec

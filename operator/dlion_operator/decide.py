@@ -1,0 +1,365 @@
+"""What is to be done about a job: from what is seen to a decision. Pure, level-based.
+
+Looks at the world as it is, never at what was done before; so it may be asked at any time, as often
+as one likes, and by an operator that has just started. Called by `reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import SpecError
+from dlion_api.names import JobKey, SiteName
+from dlion_api.spec import Job, load_job
+from dlion_api.status import ConditionType, Reason
+from dlion_operator import children
+from dlion_operator.children.pods import owner_of
+from dlion_operator.cluster import Kind
+from dlion_operator.decisions import (
+    Action,
+    Apply,
+    CloseRun,
+    Create,
+    Decision,
+    Delete,
+    FinishRun,
+    Notice,
+    OpenRun,
+    Patch,
+    StopRun,
+)
+from dlion_operator.findings import failure, standing, too_long, verdict, why_over
+from dlion_operator.observed import JobView, Observed, PodView, moment
+from dlion_operator.pod_security import restricted_violations
+from dlion_operator.runs import Run, groups_of
+from dlion_operator.settings import Settings
+from dlion_operator.situations import Finding, Situation
+from dlion_operator.statuses import bare_status, run_status
+
+MANAGED_BY = "dlion.dev/operator"
+NOT_SERVED = ("Secret", "CertManager")
+"""Of `tls.mode`, so far."""
+MADE_ONCE = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
+"""Workers of a run read what they were started with, whatever a newer operator fills in. A keeper
+that is made anew loses what it keeps where it has no claim; a claim is the user's to change."""
+LOST_POD_AFTER = timedelta(seconds=60)
+"""A pod that is still there so long after its grace is on a node that does not answer. Room for
+clocks that differ, too: the time is the API server's."""
+FINISH_WITHIN = timedelta(seconds=60)
+"""What workers have to save what they trained when a run is given up."""
+KEPT_AT_LEAST = timedelta(seconds=60)
+"""The keeper writes down how the run ended before anything goes."""
+SERVED_AFTER_END = timedelta(minutes=10)
+"""So long the keeper can hear that a run is over."""
+KNOWN_AFTER_S = 45.0
+"""After this an operator that has started anew has heard from every worker that is there."""
+LOOK_AGAIN_S = 10.0
+
+
+def decide(seen: Observed, settings: Settings) -> Decision:
+    """What is to be done about that job now."""
+    document = seen.document
+    spec = document.get("spec") or {}
+    if document["metadata"].get("deletionTimestamp") or _is_others(spec):
+        return Decision((CloseRun(),))
+    try:
+        job = load_job(document)
+    except SpecError as error:
+        finding = Finding(Situation.FAILED, Reason.INVALID_SPEC, str(error))
+        return _without_a_run(finding, seen)
+    if job.spec.tls.mode in NOT_SERVED:
+        words = f"tls.mode {job.spec.tls.mode} is not served yet; take Managed"
+        return _without_a_run(Finding(Situation.FAILED, Reason.INVALID_SPEC, words), seen)
+    if not groups_of(job, settings.site):
+        words = f"spec.sites does not name this site, {settings.site}"
+        return _without_a_run(Finding(Situation.NOT_SELECTED, Reason.NOT_SELECTED, words), seen)
+    run = Run.of(job, seen, SiteName(settings.site))
+    if ended_at := _ended_at(seen, run):
+        return _after_the_end(run, seen, ended_at)
+    return _decide_run(job, run, seen, settings)
+
+
+def _without_a_run(finding: Finding, seen: Observed) -> Decision:
+    """What is left of an earlier run goes all the same."""
+    run_id = str((seen.document.get("spec") or {}).get("runId", ""))
+    views = [JobView(document) for document in seen.jobs]
+    strays = [view for view in views if view.run_id != run_id]
+    metadata = seen.document["metadata"]
+    key = JobKey(metadata["namespace"], metadata["name"], run_id)
+    actions = (CloseRun(), *_left_over(strays, key, seen))
+    return _told(finding, seen, bare_status(finding, seen), actions)
+
+
+def _is_others(spec: Mapping[str, Any]) -> bool:
+    return bool(spec.get("managedBy", MANAGED_BY) != MANAGED_BY)
+
+
+def _ended_at(seen: Observed, run: Run) -> datetime | None:
+    """When this very run succeeded or failed for good."""
+    status = seen.document.get("status") or {}
+    if status.get("runId") != run.job.key.run_id:
+        return None
+    for condition in status.get("conditions") or ():
+        ends = condition.get("type") in (ConditionType.SUCCEEDED, ConditionType.FAILED)
+        if ends and condition.get("status") == "True":
+            return moment(condition.get("lastTransitionTime"))
+    return None
+
+
+# ---- a run that goes on ----------------------------------------------------------------------
+
+
+def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decision:
+    cleaning = (*_earlier_runs(run, seen), *_lost_pods(run, seen.now))
+    if job.spec.suspend:
+        return _suspended(run, seen, cleaning)
+    if run.has_ended:
+        return _ended(verdict(run, seen), run, seen, cleaning)
+    if refusal := _refused(run, seen, settings):
+        return _ended(refusal, run, seen, cleaning)
+    if seen.refused is not None and seen.refused.forbidden:
+        finding = Finding(Situation.STUCK, Reason.FORBIDDEN, seen.refused.message)
+        actions = (*cleaning, _opened(run, seen), *_objects(run, seen, settings))
+        return _told(finding, seen, run_status(finding, run, seen), actions)
+    if given_up := _given_up(run, seen):
+        return _ended(given_up, run, seen, cleaning)
+    actions = (
+        *cleaning,
+        _opened(run, seen),
+        *_objects(run, seen, settings),
+        *_changes(run),
+    )
+    if why := _why_stop(run, seen):
+        actions = (*actions, StopRun(why))
+    finding = standing(run, seen)
+    if _just_started(seen, finding, run):
+        return Decision(actions, look_again_s=2.0)
+    return _told(finding, seen, run_status(finding, run, seen), actions)
+
+
+def _suspended(run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:
+    finding = Finding(Situation.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
+    stopping = tuple(
+        Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
+        for view in run.jobs.values()
+        if not view.suspended and view.ended_at is None
+    )
+    # While pods end in order they report, and the keeper hears of it.
+    serving: Action = _opened(run, seen) if run.pods and not _all_over(run) else CloseRun()
+    actions = (*cleaning, *stopping, serving)
+    return _told(finding, seen, run_status(finding, run, seen), actions)
+
+
+def _opened(run: Run, seen: Observed) -> OpenRun:
+    age = seen.now - run.made_at if run.made_at else timedelta()
+    return OpenRun(run.job, run.workers, run.spec_hash, age_s=max(0.0, age.total_seconds()))
+
+
+def _all_over(run: Run) -> bool:
+    return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
+
+
+def _refused(run: Run, seen: Observed, settings: Settings) -> Finding | None:
+    """Whether a Job of this run cannot be made from this manifest."""
+    if seen.refused is not None and not seen.refused.forbidden:
+        return Finding(Situation.FAILED, Reason.INVALID_SPEC, seen.refused.message)
+    if run.is_complete:
+        return None
+    wrong: set[str] = set()
+    try:
+        for group in run.groups:
+            made = children.worker_job(run.job, group, settings, owner_of(seen.document))
+            wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        # It is free in form for us; the API server would say more, had it the whole of it.
+        message = f"podTemplate has not the form of a pod template: {error}"
+        return Finding(Situation.FAILED, Reason.INVALID_SPEC, message)
+    if not wrong:
+        return None
+    words = "; ".join(sorted(wrong))
+    message = f"podTemplate does not keep to pod security `restricted`: {words}"
+    return Finding(Situation.FAILED, Reason.INVALID_SPEC, message)
+
+
+def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
+    """Everything that belongs to the run, as it should be."""
+    owner = owner_of(seen.document)
+    documents = [
+        children.config_map(run.job, settings, owner, authority_pem=seen.authority_pem),
+        children.headless_service(run.job, settings, owner),
+        *children.keeper_objects(run.job, settings, owner),
+    ]
+    for document in documents:
+        yield Create(document) if Kind.of(document) in MADE_ONCE else Apply(document)
+    for group in run.groups:
+        if group.name not in run.jobs:
+            yield Create(children.worker_job(run.job, group, settings, owner))
+
+
+def _changes(run: Run) -> Iterator[Action]:
+    """What may change of a Job while it runs: whether it does, and its size."""
+    for group in run.groups:
+        view = run.jobs.get(group.name)
+        if view is None or view.ended_at is not None:
+            continue
+        spec: dict[str, Any] = {}
+        if view.suspended and not view.queued:
+            spec["suspend"] = False
+        if view.workers != (size := run.size_of(group)):
+            spec |= {"parallelism": size, "completions": size}
+        if spec:
+            yield Patch(Kind.JOB, view.name, _of(view, spec))
+
+
+def _why_stop(run: Run, seen: Observed) -> str:
+    """Why workers are to finish what they are about and end the run; empty: they are not."""
+    if too_long(run, seen.now):
+        limit = run.job.spec.active_deadline_seconds
+        return f"the run took longer than activeDeadlineSeconds ({limit} s)"
+    if run.succeeded:
+        # Whoever comes back now would wait for peers that are gone.
+        return "a worker has finished"
+    why = why_over(run, seen)
+    return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
+
+
+def _given_up(run: Run, seen: Observed) -> Finding | None:
+    """A run that does not come to its end by itself, though it was asked to."""
+    if too_long(run, seen.now - FINISH_WITHIN):
+        return verdict(run, seen)
+    has_trained = seen.run is not None and seen.run.training
+    if not has_trained and why_over(run, seen) and not _just_opened(seen):
+        return failure(run)
+    return None
+
+
+def _just_opened(seen: Observed) -> bool:
+    return seen.run is None or seen.run.open_s < KNOWN_AFTER_S
+
+
+def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
+    """Whether the status says more than an operator can know that has started just now."""
+    status = seen.document.get("status") or {}
+    is_same = status.get("runId") == run.job.key.run_id
+    said = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    was_training = is_same and said.get(ConditionType.READY) == "True"
+    was_training &= said.get(ConditionType.SUSPENDED) != "True"
+    is_less = finding.situation in (Situation.WAITING, Situation.DEGRADED)
+    return was_training and is_less and _just_opened(seen)
+
+
+def _lost_pods(run: Run, now: datetime) -> Iterator[Action]:
+    for pod in (*run.pods, *run.keepers):
+        if _is_lost(pod, now):
+            if pod.phase not in ("Succeeded", "Failed"):
+                # A Job waits for its pod's end, which nobody else will tell of.
+                said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
+                yield Patch(Kind.POD, pod.name, said, subresource="status")
+            yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
+
+
+def _is_lost(pod: PodView, now: datetime) -> bool:
+    return pod.deleted_at is not None and now - pod.deleted_at > LOST_POD_AFTER
+
+
+# ---- before and after ------------------------------------------------------------------------
+
+
+def _earlier_runs(run: Run, seen: Observed) -> Iterator[Action]:
+    """Whatever is left of another run of this job goes."""
+    yield from _left_over(run.strays, run.job.key, seen)
+
+
+def _left_over(strays: Sequence[JobView], key: JobKey, seen: Observed) -> Iterator[Action]:
+    for view in strays:
+        yield Delete(Kind.JOB, view.name, view.uid)
+    status = seen.document.get("status") or {}
+    before = str(status.get("runId") or "")
+    if before and before != key.run_id:
+        yield from _without_objects(JobKey(key.namespace, key.name, before))
+
+
+def _without_objects(key: JobKey) -> Iterator[Action]:
+    for kind, name in (
+        (Kind.DEPLOYMENT, names.keeper_name(key)),
+        (Kind.SERVICE, names.keeper_name(key)),
+        (Kind.SERVICE, names.run_name(key)),
+        (Kind.CONFIG_MAP, names.run_name(key)),
+    ):
+        yield Delete(kind, name)
+
+
+def _ended(finding: Finding, run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:
+    """The run is over: the keeper is told, and the status says so."""
+    succeeded = finding.situation is Situation.SUCCEEDED
+    # Once the status says so, what still runs is halted (`_after_the_end`): an operator that
+    # is killed in between must not take a halted run for one that goes on.
+    actions = (*cleaning, FinishRun(finding.message, succeeded))
+    return _told(finding, seen, run_status(finding, run, seen), actions)
+
+
+def _halt(run: Run) -> Iterator[Action]:
+    """Pods that still run end; those that have ended keep their logs."""
+    for view in run.jobs.values():
+        if view.ended_at is None and not view.suspended:
+            yield Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
+
+
+def _of(view: JobView, spec: dict[str, Any]) -> dict[str, Any]:
+    """A patch that another Job of the same name refuses."""
+    return {"metadata": {"uid": view.uid}, "spec": spec}
+
+
+def _after_the_end(run: Run, seen: Observed, ended_at: datetime) -> Decision:
+    age = seen.now - ended_at
+    actions: list[Action] = [*_earlier_runs(run, seen), *_halt(run), *_lost_pods(run, seen.now)]
+    waits = [SERVED_AFTER_END]
+    if age >= SERVED_AFTER_END:
+        actions.append(CloseRun())
+    elif seen.run is None:
+        actions += [
+            _opened(run, seen),
+            FinishRun(_last_words(seen), _has_succeeded(seen)),
+        ]
+    ttl = run.job.spec.ttl_seconds_after_finished
+    if ttl is not None:
+        ttl = max(ttl, int(KEPT_AT_LEAST.total_seconds()))
+        waits.append(timedelta(seconds=ttl))
+        if age >= timedelta(seconds=ttl):
+            actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
+            actions += _without_objects(run.job.key)
+    due = [(wait - age).total_seconds() for wait in waits if wait > age]
+    status = dict(seen.document.get("status") or {})
+    generation = seen.document["metadata"].get("generation")
+    status["observedGeneration"] = generation
+    return Decision(tuple(actions), status, look_again_s=min(due, default=None))
+
+
+def _has_succeeded(seen: Observed) -> bool:
+    conditions = (seen.document.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Succeeded" and c.get("status") == "True" for c in conditions)
+
+
+def _last_words(seen: Observed) -> str:
+    conditions = (seen.document.get("status") or {}).get("conditions") or ()
+    return (
+        next((str(c.get("message")) for c in conditions if c.get("type") == "Ready"), "") or "over"
+    )
+
+
+def _told(
+    finding: Finding, seen: Observed, status: dict[str, Any], actions: tuple[Action, ...]
+) -> Decision:
+    """With an event where the reason is another than it was."""
+    before = (seen.document.get("status") or {}).get("conditions") or ()
+    was = next((c.get("reason") for c in before if c.get("type") == "Ready"), None)
+    notices: tuple[Notice, ...] = ()
+    if was != finding.reason:
+        bad = finding.situation in (Situation.FAILED, Situation.STUCK, Situation.DEGRADED)
+        words = finding.message or finding.reason.value
+        notices = (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
+    is_idle = finding.situation in (Situation.SUSPENDED, Situation.NOT_SELECTED)
+    return Decision(actions, status, notices, None if is_idle else LOOK_AGAIN_S)

@@ -1,0 +1,102 @@
+"""What `decide` says is to be done: plain data, carried out by `reconcile` in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator.cluster import Document, Kind
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Have this object as it stands here (server-side apply)."""
+
+    document: Document
+
+
+@dataclass(frozen=True)
+class Create:
+    """Have this object; it is never changed afterwards as a whole."""
+
+    document: Document
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Change these fields of an object."""
+
+    kind: Kind
+    name: str
+    patch: Document
+    subresource: str = ""
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Have no such object. `grace_s` 0: without waiting for its node."""
+
+    kind: Kind
+    name: str
+    uid: str = ""
+    grace_s: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """Let these workers of this run join, and no others; earlier runs are closed."""
+
+    job: Job
+    workers: tuple[WorkerIdentity, ...]
+    spec_hash: str
+    """What they say that their manifest's is."""
+    age_s: float
+    """How long ago the run began: its records' times count from there, whoever serves it."""
+
+
+@dataclass(frozen=True)
+class StopRun:
+    """Ask the workers to end the run and save what they have."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FinishRun:
+    """Tell the keeper that the run is over."""
+
+    reason: str
+    succeeded: bool
+
+
+@dataclass(frozen=True)
+class CloseRun:
+    """Serve no run of this job any more."""
+
+
+Action = Apply | Create | Patch | Delete | OpenRun | StopRun | FinishRun | CloseRun
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A Kubernetes event on the DLionJob."""
+
+    reason: str
+    message: str
+    type: Literal["Normal", "Warning"] = "Normal"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Everything that one look at a job leads to."""
+
+    actions: tuple[Action, ...] = ()
+    status: Mapping[str, Any] | None = None
+    """The whole status as it should be; None: leave it alone."""
+    notices: tuple[Notice, ...] = ()
+    """Told once the status has been written, and only if that changed something."""
+    look_again_s: float | None = None
+    """When to look again though nothing happened."""

@@ -1,0 +1,160 @@
+"""How a run stands: from its Jobs, pods and workers to a situation in words. Pure.
+
+Called by `decide`; knows nothing of what is done about it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from dlion_api.cluster_names import GROUP_LABEL
+from dlion_api.exit_codes import ExitCode
+from dlion_api.status import Reason
+from dlion_operator.observed import Observed, PodView, RunView, Trouble
+from dlion_operator.runs import Run
+from dlion_operator.situations import Finding, Situation
+
+STUCK_AFTER = timedelta(seconds=60)
+"""A pod that cannot start for so long is said to be stuck; it is still tried on."""
+MOST_NAMED = 5
+
+_REASON_OF_EXIT = {
+    ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
+    ExitCode.SPEC: Reason.INVALID_SPEC,
+}
+
+
+def standing(run: Run, seen: Observed) -> Finding:
+    """How a run that goes on stands."""
+    view = seen.run or RunView(open_s=0.0)
+    if view.stop_reason and view.training:
+        # Workers leave one after the other: nobody is lost.
+        return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")
+    if view.training:
+        return _training(run, view)
+    if podless := _podless(run, seen.now):
+        words = _joined([trouble.message for trouble in podless])
+        return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
+    if troubles := _troubles(run):
+        words = _joined([trouble.message for trouble in troubles])
+        if _is_stuck(run, seen.now):
+            return Finding(Situation.STUCK, troubles[0].reason, words)
+        return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
+    return _starting(run, view)
+
+
+def _training(run: Run, view: RunView) -> Finding:
+    sites = [site for site, count in view.ready.items() if count]
+    quorum = run.job.spec.min_sites
+    if len(sites) < quorum:
+        few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
+        return Finding(Situation.WAITING, Reason.BELOW_QUORUM, few)
+    here = view.ready.get(run.site, 0)
+    elsewhere = len(run.job.workers()) - sum(group.workers for group in run.groups)
+    there = sum(view.ready.values()) - here
+    if here < run.size or there < elsewhere:
+        words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
+        words += [trouble.message for trouble in _troubles(run)]
+        words += [pod.failure for pod in run.pods if pod.failure]
+        return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
+    workers = "worker trains" if here + there == 1 else "workers train"
+    said = _joined([f"{here + there} {workers}", *run.too_many])
+    return Finding(Situation.TRAINING, Reason.TRAINING, said)
+
+
+def _starting(run: Run, view: RunView) -> Finding:
+    if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
+        return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
+    here, total = view.ready.get(run.site, 0), len(run.job.workers())
+    if here >= run.size and sum(view.ready.values()) < total:
+        words = f"{sum(view.ready.values())} of {total} workers have joined"
+        return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, words)
+    running = sum(pod.phase == "Running" for pod in run.pods)
+    words = f"{here} of {run.size} workers have joined, {running} pods run"
+    return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
+
+
+def _troubles(run: Run) -> list[Trouble]:
+    return [trouble for pod in (*run.pods, *run.keepers) if (trouble := pod.trouble())]
+
+
+def _podless(run: Run, now: datetime) -> list[Trouble]:
+    """Jobs whose pods do not come to be: a quota, pod security, a missing service account."""
+    troubles = []
+    for group in run.groups:
+        view = run.jobs.get(group.name)
+        there = sum(pod.labels.get(GROUP_LABEL) == group.name for pod in run.pods)
+        is_late = view is not None and view.started_at and now - view.started_at >= STUCK_AFTER
+        if view is not None and is_late and there < run.size_of(group):
+            words = f"Job {view.name} makes no pods: see `kubectl describe job {view.name}`"
+            troubles.append(Trouble(Reason.PODS_REFUSED, words))
+    return troubles
+
+
+def _is_stuck(run: Run, now: datetime) -> bool:
+    return any(pod.trouble() and _is_old(pod, now) for pod in (*run.pods, *run.keepers))
+
+
+def _is_old(pod: PodView, now: datetime) -> bool:
+    return pod.made_at is not None and now - pod.made_at >= STUCK_AFTER
+
+
+def verdict(run: Run, seen: Observed) -> Finding:
+    """How a run ended whose Jobs have all come to their end."""
+    if too_long(run, run.ended_at or seen.now):
+        limit = run.job.spec.active_deadline_seconds
+        words = f"the run took longer than activeDeadlineSeconds ({limit} s); what it had is saved"
+        return Finding(Situation.FAILED, Reason.DEADLINE_EXCEEDED, words)
+    if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
+        return failure(run)
+    said = seen.run.stop_reason if seen.run else ""
+    why = [said or f"{run.succeeded} workers trained to the end"]
+    if run.failed:
+        why.append(f"without {', '.join(run.failed[:MOST_NAMED])}, which failed")
+    return Finding(Situation.SUCCEEDED, Reason.COMPLETED, _joined(why))
+
+
+def failure(run: Run) -> Finding:
+    """Why a run failed, from the pods that did."""
+    failures = [pod for pod in run.pods if pod.failure]
+    codes = [pod.trainer_exit for pod in failures]
+    known = [code for code in codes if code is not None and code in set(ExitCode)]
+    reason = next(
+        (_REASON_OF_EXIT[ExitCode(c)] for c in known if ExitCode(c) in _REASON_OF_EXIT),
+        Reason.WORKERS_FAILED
+        if any(ExitCode(c).fatal for c in known)
+        else Reason.RESTARTS_EXCEEDED,
+    )
+    words = [pod.failure for pod in failures]
+    words = words or [job.failure for job in run.jobs.values() if job.failure]
+    if run.failed:
+        words.insert(0, f"{', '.join(run.failed[:MOST_NAMED])} failed for good")
+    return Finding(Situation.FAILED, reason, _joined(words or ["no worker trained to the end"]))
+
+
+def why_over(run: Run, seen: Observed) -> str:
+    """Why a run cannot go on without the workers that have failed; empty: it can."""
+    if not run.failed:
+        return ""
+    spec = run.job.spec
+    has_trained = seen.run is not None and seen.run.training
+    if not has_trained and spec.start_deadline_seconds is None:
+        return "the others would wait for it (no startDeadlineSeconds)"
+    if spec.failure_policy == "Fail":
+        return "failurePolicy is Fail"
+    if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
+        return "no worker is left"
+    return ""
+
+
+def too_long(run: Run, now: datetime) -> bool:
+    """Whether the run has taken longer than it may."""
+    limit = run.job.spec.active_deadline_seconds
+    if limit is None or run.started_at is None:
+        return False
+    return now - run.started_at > timedelta(seconds=limit)
+
+
+def _joined(words: list[str]) -> str:
+    more = len(words) - MOST_NAMED
+    return "; ".join(words[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

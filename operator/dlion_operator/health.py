@@ -1,0 +1,82 @@
+"""/livez, /readyz and /metrics over HTTP.
+
+Alive: the event loop turns, and the watches bring what lists show. A restart mends either. An API
+server that does not answer is no reason for one: workers train on, and it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from dlion_operator.metrics import OperatorMetrics
+
+TICK_S = 1.0
+MOST_LAG_S = 30.0
+MOST_STALE_ROUNDS = 2
+
+
+class Health:
+    """What is said of this process's health."""
+
+    def __init__(self, metrics: OperatorMetrics, stale_rounds: Callable[[], int]) -> None:
+        self._metrics = metrics
+        self._stale_rounds = stale_rounds
+        self._ticked_s = time.monotonic()
+        self.ready = False
+        """Whether the operator serves workers and has seen every job."""
+
+    async def tick(self) -> None:
+        """Notes, again and again, how late the loop is."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            self._metrics.loop_lag_seconds.set(max(0.0, now_s - self._ticked_s - TICK_S))
+            self._ticked_s = now_s
+
+    def illness(self) -> str:
+        """Why a restart would help; empty: it would not."""
+        if time.monotonic() - self._ticked_s > MOST_LAG_S:
+            return f"the event loop has stood still for more than {MOST_LAG_S:g} s"
+        if self._stale_rounds() >= MOST_STALE_ROUNDS:
+            return f"watches missed changes in {self._stale_rounds()} rounds in a row"
+        return ""
+
+
+async def serve_health(health: Health, port: int) -> web.AppRunner:
+    """Serves /livez and /readyz. Raises: OSError where the port is taken."""
+
+    async def livez(_: web.Request) -> web.Response:
+        illness = health.illness()
+        return web.Response(text=f"{illness or 'ok'}\n", status=503 if illness else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        words = "ok" if health.ready else "not every job has been seen yet"
+        return web.Response(text=f"{words}\n", status=200 if health.ready else 503)
+
+    return await _serve({"/livez": livez, "/readyz": readyz}, port)
+
+
+async def serve_metrics(registry: CollectorRegistry, port: int) -> web.AppRunner:
+    """Serves /metrics. Raises: OSError where the port is taken."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    return await _serve({"/metrics": metrics}, port)
+
+
+async def _serve(handlers: dict[str, Callable[[web.Request], object]], port: int) -> web.AppRunner:
+    app = web.Application()
+    for path, handler in handlers.items():
+        app.router.add_get(path, handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner

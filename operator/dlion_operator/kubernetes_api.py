@@ -1,0 +1,170 @@
+"""The API server, asked through the Kubernetes client: the only module that knows that client.
+
+Documents go in and come out as they are on the wire: the client's models would cost memory and
+drop fields that they do not know. A token is read anew every minute (by the client).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from dlion_api.cluster_names import MANAGER
+from dlion_operator.cluster import (
+    ConflictError,
+    Document,
+    Kind,
+    Listing,
+    RefusedError,
+    ServerError,
+)
+
+REQUEST_TIMEOUT_S = 30.0
+PAGE = 500
+ACCEPTED = "application/json, application/jwk-set+json;q=0.9"
+MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+_REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
+"""Not 401: a token that has run out is read anew."""
+
+
+async def connect(kubeconfig: str | None = None) -> client.ApiClient:
+    """A client of the cluster that this process runs in, or of a kubeconfig file's."""
+    configuration = client.Configuration()
+    if kubeconfig is None:
+        config.load_incluster_config(  # type: ignore[no-untyped-call]
+            client_configuration=configuration
+        )
+    else:
+        load: Any = config.load_kube_config  # it has no types
+        await load(config_file=kubeconfig, client_configuration=configuration)
+    return client.ApiClient(configuration)
+
+
+class KubernetesApi:
+    """A `dlion_operator.cluster.Cluster`."""
+
+    def __init__(self, api: client.ApiClient, on_error: Callable[[int], None]) -> None:
+        """`on_error` is told the code of each answer that is none; 0: there was no answer."""
+        self._api = api
+        self._on_error = on_error
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
+        return await self._send("GET", _path(kind, namespace, name), absent_ok=True)
+
+    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+        items: list[Document] = []
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._sent("GET", _path(kind, namespace), query=query)
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return Listing(items, str(metadata.get("resourceVersion", "")))
+            query["continue"] = metadata["continue"]
+
+    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
+        kind, namespace = Kind.of(document), document["metadata"]["namespace"]
+        query = {"fieldManager": MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        return await self._sent("POST", _path(kind, namespace), document, query=query)
+
+    async def apply(self, document: Document) -> Document:
+        metadata = document["metadata"]
+        path = _path(Kind.of(document), metadata["namespace"], metadata["name"])
+        query = {"fieldManager": MANAGER, "force": "true"}
+        return await self._sent("PATCH", path, document, query=query, content_type=APPLY)
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document, *, subresource: str = ""
+    ) -> Document | None:
+        path = _path(kind, namespace, name, subresource)
+        query = {"fieldManager": MANAGER}
+        return await self._send(
+            "PATCH", path, patch, query=query, content_type=MERGE, absent_ok=True
+        )
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        options: Document = {"propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)
+
+    async def signing_keys(self) -> bytes:
+        return json.dumps(await self._sent("GET", "/openid/v1/jwks")).encode()
+
+    async def issuer(self) -> str:
+        return str((await self._sent("GET", "/.well-known/openid-configuration"))["issuer"])
+
+    async def _sent(self, method: str, path: str, *args: Any, **keywords: Any) -> Document:
+        document = await self._send(method, path, *args, **keywords)
+        assert document is not None, path
+        return document
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Document | None = None,
+        *,
+        query: dict[str, str] | None = None,
+        content_type: str = "application/json",
+        absent_ok: bool = False,
+    ) -> Document | None:
+        headers = {"Accept": ACCEPTED, "Content-Type": content_type}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._api.configuration.host}{path}"
+        try:
+            response = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+                method,
+                f"{url}?{urlencode(query)}" if query else url,
+                headers=headers,
+                body=body,
+                _request_timeout=REQUEST_TIMEOUT_S,
+            )
+            data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._on_error(0)
+            raise ServerError(f"{method} {path}: {type(error).__name__}: {error}") from error
+        if response.status == 404 and absent_ok:
+            return None
+        return self._judged(response.status, data, f"{method} {path}")
+
+    def _judged(self, code: int, data: bytes, what: str) -> Document:
+        if 200 <= code < 300:
+            document: Document = json.loads(data)
+            return document
+        self._on_error(code)
+        message = f"{what}: {code} {_words(data)}"
+        if code == 409:
+            raise ConflictError(message)
+        if code in _REFUSED:
+            raise RefusedError(message, code)
+        raise ServerError(message)
+
+
+def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    root, plural = kind.value
+    place = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    ends = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
+    return f"{root}{place}/{plural}{ends}"
+
+
+def _words(data: bytes) -> str:
+    """The API server's own words, where there are any."""
+    try:
+        return str(json.loads(data)["message"])
+    except (ValueError, KeyError, TypeError):
+        return data[:500].decode(errors="replace")

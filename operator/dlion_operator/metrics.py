@@ -1,0 +1,117 @@
+"""The operator's own Prometheus metrics: docs/metrics.md lists them, a test holds both together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dlion_api.status import State
+from dlion_operator.cluster import Kind
+from dlion_operator.store import Store
+
+BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0)
+
+
+class OperatorMetrics:
+    """What is counted as it happens; `registry` is what is served."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._reconciles = Counter(
+            "dlion_operator_reconciles",
+            "Looks at a job, by how they ended",
+            ["result"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "dlion_operator_reconcile_seconds",
+            "How long a look at a job takes",
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._api_errors = Counter(
+            "dlion_operator_api_errors",
+            "Answers of the API server that were errors, by code; 0: no answer",
+            ["code"],
+            registry=self.registry,
+        )
+        self.loop_lag_seconds = Gauge(
+            "dlion_operator_loop_lag_seconds",
+            "How late the operator's event loop was last",
+            registry=self.registry,
+        )
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """A look at a job has ended."""
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def api_error(self, code: int) -> None:
+        """The API server has answered with an error, or not at all (0)."""
+        self._api_errors.labels(str(code)).inc()
+
+
+class JobMetrics(Collector):
+    """What is read when somebody asks: the jobs' statuses, refusals, the freshness of watches."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        refusals: Callable[[], Mapping[str, int]],
+        watch_age_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._refusals = refusals
+        self._watch_age_s = watch_age_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        age = GaugeMetricFamily(
+            "dlion_operator_watch_age_seconds",
+            "Time since the watches were last confirmed by a list",
+        )
+        age.add_metric([], self._watch_age_s())
+        yield age
+        refused = CounterMetricFamily(
+            "dlion_coordinator_refusals", "Calls of workers that were refused", labels=["reason"]
+        )
+        for reason, count in self._refusals().items():
+            refused.add_metric([reason], count)
+        yield refused
+        yield from self._jobs()
+
+    def _jobs(self) -> Iterator[Metric]:
+        labels = ["namespace", "job"]
+        state = GaugeMetricFamily(
+            "dlion_job_state", "1 for the state that a job is in", labels=[*labels, "state"]
+        )
+        progress = GaugeMetricFamily(
+            "dlion_job_progress_ratio", "How far training has come", labels=labels
+        )
+        ready = GaugeMetricFamily("dlion_job_ready_workers", "Workers that train", labels=labels)
+        expected = GaugeMetricFamily(
+            "dlion_job_expected_workers", "Workers that there should be", labels=labels
+        )
+        for document in self._store.all(Kind.DLION_JOB):
+            metadata, status = document["metadata"], document.get("status") or {}
+            at = [str(metadata["namespace"]), str(metadata["name"])]
+            for each in State:
+                state.add_metric([*at, each.value], float(status.get("state") == each.value))
+            percentage = (status.get("trainerStatus") or {}).get("progressPercentage")
+            if percentage is not None:
+                progress.add_metric(at, percentage / 100)
+            if (workers := _workers(status)) is not None:
+                ready.add_metric(at, workers[0])
+                expected.add_metric(at, workers[1])
+        yield from (state, progress, ready, expected)
+
+
+def _workers(status: Mapping[str, Any]) -> tuple[int, int] | None:
+    there, _, of = str(status.get("readyWorkers", "")).partition("/")
+    return (int(there), int(of)) if there.isdecimal() and of.isdecimal() else None

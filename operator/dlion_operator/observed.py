@@ -1,0 +1,311 @@
+"""What the operator sees of one job before it decides, and how Kubernetes' objects are read.
+
+Pure views over documents of the API; made by `reconcile`, read by `decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
+from dlion_api.status import LinkStatus, Reason, TrainerStatus
+
+Document = Mapping[str, Any]
+
+LAST_WORDS_LENGTH = 500
+KILLED = 137
+KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
+
+_BROKEN_WAITING = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+     "CrashLoopBackOff"}
+)  # fmt: skip
+_IMAGE_WAITING = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the coordinator knows of a run that it serves."""
+
+    open_s: float
+    """How long it has served this run."""
+    ready: Mapping[SiteName, int] = field(default_factory=dict)
+    """Workers that have joined and are there, by site."""
+    training: bool = False
+    stop_reason: str = ""
+    """Why the run is to end, or has ended; empty: it goes on."""
+    trainer_status: TrainerStatus | None = None
+    steps_per_second: str = ""
+    links: LinkStatus | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A child that the API server will not have."""
+
+    message: str
+    forbidden: bool
+    """A right or a quota is missing: the manifest may be right, and it is tried again."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One job and everything that belongs to it, at one moment."""
+
+    document: Document
+    jobs: Sequence[Document]
+    """Its Jobs, of any run."""
+    pods: Sequence[Document]
+    """Its pods, of any run."""
+    now: datetime
+    authority_pem: str
+    run: RunView | None = None
+    refused: Refusal | None = None
+    """Of a child of this run, where the API server will not have it."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a pod does not run."""
+
+    reason: Reason
+    message: str
+
+
+class JobView:
+    """One Indexed Job of ours."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.name = str(document["metadata"]["name"])
+        self.uid = str(document["metadata"].get("uid", ""))
+        self.labels: Mapping[str, str] = document["metadata"].get("labels") or {}
+        self._spec: Document = document.get("spec") or {}
+        self._status: Document = document.get("status") or {}
+
+    @property
+    def group(self) -> str:
+        return self.labels.get(names.GROUP_LABEL, "")
+
+    @property
+    def run_id(self) -> str:
+        return self.labels.get(names.RUN_LABEL, "")
+
+    @property
+    def workers(self) -> int:
+        """How many it is to run."""
+        return int(self._spec.get("parallelism") or 0)
+
+    @property
+    def first_workers(self) -> int:
+        """How many it was made with: ranks are counted by that."""
+        annotations = self.document["metadata"].get("annotations") or {}
+        text = str(annotations.get(names.WORKERS_ANNOTATION, ""))
+        return int(text) if text.isdecimal() else self.workers
+
+    @property
+    def spec_hash(self) -> str:
+        """Of the manifest that it was made from, by the operator that made it."""
+        annotations = self.document["metadata"].get("annotations") or {}
+        return str(annotations.get(names.SPEC_HASH_ANNOTATION, ""))
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self._spec.get("suspend"))
+
+    @property
+    def queued(self) -> bool:
+        """Whether somebody else says when it starts."""
+        return names.QUEUE_LABEL in self.labels
+
+    @property
+    def succeeded(self) -> int:
+        return int(self._status.get("succeeded") or 0)
+
+    @property
+    def failed_indexes(self) -> tuple[int, ...]:
+        """Workers that ended for good."""
+        return tuple(expanded(str(self._status.get("failedIndexes") or "")))
+
+    @property
+    def made_at(self) -> datetime | None:
+        """When it was made."""
+        return moment(self.document["metadata"].get("creationTimestamp"))
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When it began to run, or went on after a break; None: it does not run.
+
+        While a Job is suspended, and a moment longer, its `startTime` is that before the break.
+        """
+        conditions = self._status.get("conditions") or ()
+        halted = any(c.get("type") == "Suspended" and c.get("status") == "True" for c in conditions)
+        return None if self.suspended or halted else moment(self._status.get("startTime"))
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it came to its end; None: it has not."""
+        for condition in self._status.get("conditions") or ():
+            is_end = condition.get("type") in ("Complete", "Failed")
+            if is_end and condition.get("status") == "True":
+                return moment(condition.get("lastTransitionTime"))
+        return None
+
+    @property
+    def failure(self) -> str:
+        """In Kubernetes' words, why it failed as a whole; empty: it did not."""
+        for condition in self._status.get("conditions") or ():
+            if condition.get("type") == "Failed" and condition.get("status") == "True":
+                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+        return ""
+
+
+class PodView:
+    """One pod of ours."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        metadata = document["metadata"]
+        self.name = str(metadata["name"])
+        self.uid = str(metadata.get("uid", ""))
+        self.labels: Mapping[str, str] = metadata.get("labels") or {}
+        self.deleted_at = moment(metadata.get("deletionTimestamp"))
+        """When its grace is over; None: nobody wants it gone."""
+        self._status: Document = document.get("status") or {}
+
+    @property
+    def worker(self) -> str:
+        """Short name for people: group and index."""
+        group, index = self.labels.get(names.GROUP_LABEL), self.labels.get(names.INDEX_LABEL)
+        return self.name if group is None or index is None else f"{group}-{index}"
+
+    @property
+    def phase(self) -> str:
+        return str(self._status.get("phase", "Pending"))
+
+    @property
+    def trainer_exit(self) -> int | None:
+        """Its trainer's exit code, once it has ended."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                ended = (status.get("state") or {}).get("terminated") or {}
+                return ended.get("exitCode")
+        return None
+
+    @property
+    def disruption(self) -> str:
+        """Why it was taken from its node; empty: it was not."""
+        for condition in self._conditions("DisruptionTarget"):
+            if condition.get("status") == "True":
+                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+        return ""
+
+    def failed_by_its_node(self, now: datetime) -> Document:
+        """Its status, told in place of a node that does not answer."""
+        others = [
+            c for c in self._status.get("conditions") or () if c["type"] != "DisruptionTarget"
+        ]
+        lost = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "NodeLost",
+            "message": "DLion: its node does not answer",
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        return {"phase": "Failed", "conditions": [*others, lost]}
+
+    def trouble(self) -> Trouble | None:
+        """Why it does not run, where waiting alone may not help."""
+        if self.deleted_at is not None or self.phase in ("Succeeded", "Failed"):
+            return None
+        for condition in self._conditions("PodScheduled"):
+            if condition.get("reason") == "Unschedulable":
+                return Trouble(
+                    Reason.UNSCHEDULABLE, f"{self.worker}: {condition.get('message', '')}"
+                )
+        for status in self._container_statuses():
+            waiting = (status.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") in _BROKEN_WAITING:
+                reason = waiting["reason"]
+                words = f"{self.worker}, container {status.get('name')}: {reason}"
+                words += f": {waiting['message']}" if waiting.get("message") else ""
+                is_image = reason in _IMAGE_WAITING
+                return Trouble(
+                    Reason.IMAGE_UNAVAILABLE if is_image else Reason.CONTAINER_BROKEN, words
+                )
+        return None
+
+    def _container_statuses(self) -> Iterator[Document]:
+        yield from self._status.get("initContainerStatuses") or ()
+        yield from self._status.get("containerStatuses") or ()
+
+    def _conditions(self, type_: str) -> Iterator[Document]:
+        return (c for c in self._status.get("conditions") or () if c.get("type") == type_)
+
+    @property
+    def made_at(self) -> datetime | None:
+        """When it was made."""
+        return moment(self.document["metadata"].get("creationTimestamp"))
+
+    @property
+    def failure(self) -> str:
+        """In one line, how it failed; empty: it did not."""
+        if self.phase != "Failed":
+            return ""
+        if self.disruption:
+            return f"{self.worker}: {self.disruption}"
+        code = self.trainer_exit
+        if code is None:
+            reason, message = self._status.get("reason", ""), self._status.get("message", "")
+            return f"{self.worker}: {reason} {message}"
+        hint = KILLED_HINT if code == KILLED else ""
+        return f"{self.worker}: trainer ended with {exit_words(code)}{hint}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        for status in self._status.get("containerStatuses") or ():
+            ended = (status.get("state") or {}).get("terminated") or {}
+            if status.get("name") == names.TRAINER_CONTAINER and ended.get("message"):
+                lines = [
+                    line
+                    for line in str(ended["message"]).splitlines()
+                    if line.strip() and not line.startswith("{")  # the supervisor's own
+                ]
+                return f": {lines[-1][:LAST_WORDS_LENGTH]}" if lines else ""
+        return ""
+
+
+def exit_words(code: int) -> str:
+    """An exit code as docs/errors-and-exit-codes.md names it.
+
+    >>> exit_words(67), exit_words(137)
+    ('67 (PROGRAM)', '137 (signal 9)')
+    """
+    if code in {int(each) for each in ExitCode}:
+        return f"{code} ({ExitCode(code).name})"
+    return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
+
+
+def expanded(indexes: str) -> Iterator[int]:
+    """A Job's way to write indexes, one by one.
+
+    >>> list(expanded("1,3-5"))
+    [1, 3, 4, 5]
+    """
+    for part in filter(None, indexes.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def moment(text: object) -> datetime | None:
+    """A time as Kubernetes writes it."""
+    if not isinstance(text, str) or not text:
+        return None
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,144 @@
+"""Whose a pod's token is: projected service account tokens, held against the cluster and its pods.
+
+A token is a signed statement of the API server: this pod, of this UID, in this namespace. It is
+checked with the cluster's public keys, which every service account may read, so no further right is
+needed; and then against the pod itself, which must be there and bear the labels of that worker.
+Source: RFC 7519; projected tokens of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jwt
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import DLionError
+from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
+from dlion_api.refusals import MAX_TOKEN_BYTES
+
+_LOG = logging.getLogger(__name__)
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512")
+"""What API servers sign with. Never `none`, never a shared secret."""
+
+KEYS_EVERY_S = 10.0
+"""So often the keys are read again, where a token names one that is not known."""
+RETRY_S = 1.0
+"""The same where they could not be read: strangers' tokens must not turn into as many requests."""
+LEEWAY_S = 30.0
+
+
+class Pods(Protocol):
+    """The pods that there are."""
+
+    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+        """The labels of that very pod; None: there is none, or it has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the cluster's tokens are checked with."""
+
+    jwks: bytes
+    issuer: str
+
+
+class PodTokens:
+    """A `dlion_operator.coordinator.served_run.TokenVerifier` for a cluster."""
+
+    def __init__(
+        self,
+        pods: Pods,
+        read_keys: Callable[[], Awaitable[Keys]],
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read_keys` may raise UnavailableError: then no new key is known for now."""
+        self._pods = pods
+        self._read_keys = read_keys
+        self._monotonic_s = monotonic_s
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._issuer = ""
+        self._reading = asyncio.Lock()
+        self._read_s = float("-inf")
+
+    async def verify(
+        self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
+    ) -> bool:
+        """Whether that token is that worker's, or that keeper's, of that run."""
+        if len(token) > MAX_TOKEN_BYTES:
+            return False
+        try:
+            claims = await self._claims(token)
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            _LOG.info("%s: token refused: %s", worker.name, error)
+            return False
+        return self._is_theirs(claims, worker, job)
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
+        """What the token says, once its signature, audience, issuer and time hold."""
+        key = await self._key(str(jwt.get_unverified_header(token).get("kid", "")))
+        claims: Mapping[str, Any] = jwt.decode(
+            token,
+            key.key,
+            algorithms=[key.algorithm_name] if key.algorithm_name in ALGORITHMS else [],
+            audience=names.TOKEN_AUDIENCE,
+            issuer=self._issuer,
+            leeway=LEEWAY_S,
+            options={"require": ["exp", "iss", "aud"]},
+        )
+        return claims
+
+    async def _key(self, key_id: str) -> jwt.PyJWK:
+        async with self._reading:
+            await self._read_for(key_id)
+        if key_id not in self._keys:
+            raise jwt.InvalidKeyError(f"no key {key_id[:80]!r} in this cluster")
+        return self._keys[key_id]
+
+    async def _read_for(self, key_id: str) -> None:
+        """Reads the keys anew where that one is not known; who comes meanwhile waits for it."""
+        now_s = self._monotonic_s()
+        if key_id not in self._keys and now_s - self._read_s >= KEYS_EVERY_S:
+            self._read_s = now_s
+            try:
+                keys = await self._read_keys()
+            except DLionError as error:
+                _LOG.warning("workers cannot be told apart: %s", error)
+                self._read_s = now_s - KEYS_EVERY_S + RETRY_S
+                raise jwt.InvalidKeyError(f"the cluster's keys cannot be read: {error}") from error
+            known = jwt.PyJWKSet.from_json(keys.jwks.decode()).keys
+            self._keys = {str(key.key_id): key for key in known}
+            self._issuer = keys.issuer
+
+    def _is_theirs(
+        self, claims: Mapping[str, Any], worker: WorkerIdentity | KeeperIdentity, job: JobKey
+    ) -> bool:
+        try:
+            said = claims["kubernetes.io"]
+            namespace, pod = str(said["namespace"]), said["pod"]
+            labels = self._pods.labels_of(namespace, str(pod["name"]), str(pod["uid"]))
+        except (KeyError, TypeError):
+            return False
+        if namespace != job.namespace or labels is None:
+            return False
+        return all(labels.get(name) == value for name, value in wanted_labels(worker, job).items())
+
+
+def wanted_labels(worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> dict[str, str]:
+    """The labels by which a pod is that worker's, or that keeper's."""
+    wanted = names.run_labels(job, worker.site)
+    if isinstance(worker, KeeperIdentity):
+        return wanted | {names.COMPONENT_LABEL: names.KEEPER}
+    return wanted | {
+        names.COMPONENT_LABEL: names.WORKER,
+        names.GROUP_LABEL: worker.group,
+        names.INDEX_LABEL: str(worker.index),
+    }

@@ -1,0 +1,169 @@
+"""From a run's records to what its status says: progress, pace, losses. Pure, bounded memory.
+
+Fed by the coordinator with every record of every worker; read when a status is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from dlion_api.membership import Membership
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, ProgressRecord, StepRecord
+from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_api.status import LinkStatus, Metric, TrainerStatus
+
+PACE_STEPS = 32
+"""Steps of a worker over which its pace is taken."""
+MORE_RANKS = 1024
+"""What a worker says of peers is believed up to a number: groups may grow, memory may not."""
+
+
+@dataclass
+class _Worker:
+    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Time (s) and iteration of its last steps."""
+    loss: float = math.nan
+    accuracy: float = math.nan
+    global_batch_size: int = 0
+    first_s: float | None = None
+    """When the first step that is known here began."""
+    done_before: int = 0
+    """Steps before that one: told to an earlier operator, or done in an earlier life."""
+
+    def began_s(self) -> float:
+        """When it began to train; steps that are not known here took as long as the last ones."""
+        pace = _pace(self)
+        missed_s = self.done_before / pace if pace else 0.0
+        return max(0.0, (self.first_s or 0.0) - missed_s)
+
+
+class RunProgress:
+    """One run's progress."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._workers: dict[Rank, _Worker] = {}
+        self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
+        self._members: tuple[WorkerIdentity, ...] = job.workers()
+        self._most_ranks = 2 * len(job.workers()) + MORE_RANKS
+        self.training = False
+        """Whether a worker has begun to train."""
+        self.stop_reason = ""
+        """Why the first worker that stopped did."""
+
+    def expect(self, workers: tuple[WorkerIdentity, ...]) -> None:
+        """The job has these workers now; figures of others no longer count."""
+        self._members = workers
+        ranks = {worker.rank for worker in workers}
+        self._workers = {rank: each for rank, each in self._workers.items() if rank in ranks}
+
+    def take(self, record: ProgressRecord) -> None:
+        """One record, in the order of arrival."""
+        worker = self._workers.setdefault(record.rank, _Worker())
+        match record:
+            case StepRecord():
+                self.training = True
+                if worker.first_s is None:
+                    worker.first_s = record.time_s - record.wall_s
+                    worker.done_before = max(0, record.iteration - 1)
+                if worker.steps and record.iteration <= worker.steps[-1][1]:
+                    worker.steps.clear()  # it went back to a checkpoint: no pace to tell from that
+                worker.steps.append((record.time_s, record.iteration))
+                worker.loss = record.loss
+                worker.global_batch_size = record.global_batch_size
+            case EvaluationRecord():
+                worker.accuracy = record.accuracy
+            case LinkRecord() if record.peer < self._most_ranks:
+                self._links[record.rank, record.peer] = record
+            case EventRecord(reason=EventReason.TRAINING_STARTED):
+                self.training = True
+            case EventRecord(reason=EventReason.TRAINING_STOPPED):
+                self.stop_reason = self.stop_reason or record.message
+            case _:
+                pass
+
+    def steps_per_second(self) -> str:
+        """The median worker's pace, as the printer column has it; empty: not known yet."""
+        paces = sorted(pace for pace in map(_pace, self._workers.values()) if pace is not None)
+        return f"{paces[len(paces) // 2]:.2f}" if paces else ""
+
+    def links(self, membership: Membership) -> LinkStatus | None:
+        """The links between workers that are there, and the slowest pair of sites; None: none."""
+        sites = {worker.rank: worker.site for worker in self._members}
+        ready = {member.identity.rank for member in membership.ready()}
+        known = {pair: link for pair, link in self._links.items() if set(pair) <= ready}
+        if not known:
+            return None
+        rates = [
+            (link.bandwidth_bytes_per_s, f"{sites[rank]} to {sites[peer]}")
+            for (rank, peer), link in known.items()
+            if link.bandwidth_bytes_per_s is not None and rank in sites and peer in sites
+        ]
+        slowest = min(rates, default=(0.0, ""))
+        return LinkStatus(
+            connected=sum(link.connected for link in known.values()),
+            # With a topology each worker has fewer links than peers: those it reports of.
+            expected=len(known),
+            slowest=slowest[1][:128],
+        )
+
+    def trainer_status(self, now: str) -> TrainerStatus | None:
+        """How far training has come; None: nothing is known. `now` as Kubernetes writes times."""
+        if not any(worker.steps for worker in self._workers.values()):
+            return None
+        fraction, remaining_s = self._way()
+        return TrainerStatus(
+            progress_percentage=None if fraction is None else int(100 * fraction),
+            estimated_remaining_seconds=None if remaining_s is None else round(remaining_s),
+            metrics=tuple(self._metrics()),
+            last_updated_time=now,
+        )
+
+    def _way(self) -> tuple[float | None, float | None]:
+        """Share of the way to the nearest end that a clock or a counter tells, and seconds left."""
+        stop = self._job.spec.trainer.stop
+        ends: list[tuple[float, float]] = []
+        trained_s, iteration = self._trained()
+        if stop.max_seconds is not None:
+            ends.append((trained_s / stop.max_seconds, stop.max_seconds - trained_s))
+        if stop.max_steps is not None:
+            ends += [
+                (iteration / stop.max_steps, (stop.max_steps - worker.steps[-1][1]) / pace)
+                for worker in self._workers.values()
+                if (pace := _pace(worker))
+            ]
+        if not ends:
+            return None, None
+        fraction, remaining_s = min(ends, key=lambda end: end[1])
+        return min(1.0, fraction), min(max(0.0, remaining_s), 2.0**31 - 1)
+
+    def _trained(self) -> tuple[float, int]:
+        """Seconds since the first step, and the iteration of the foremost worker."""
+        stepping = [worker for worker in self._workers.values() if worker.steps]
+        began_s = min(worker.began_s() for worker in stepping)
+        last = [worker.steps[-1] for worker in stepping]
+        return max(at for at, _ in last) - began_s, max(iteration for _, iteration in last)
+
+    def _metrics(self) -> list[Metric]:
+        workers = self._workers.values()
+        losses = [w.loss for w in workers if math.isfinite(w.loss)]
+        accuracies = [w.accuracy for w in workers if math.isfinite(w.accuracy)]
+        figures = [
+            ("loss", sum(losses) / len(losses) if losses else None, "{:.4g}"),
+            ("accuracy", sum(accuracies) / len(accuracies) if accuracies else None, "{:.4f}"),
+            ("globalBatchSize", max((w.global_batch_size for w in workers), default=0), "{:d}"),
+            ("iteration", self._trained()[1], "{:d}"),
+        ]
+        return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
+
+
+def _pace(worker: _Worker) -> float | None:
+    """Steps per second over its last steps."""
+    if len(worker.steps) < 2:
+        return None
+    (first_s, first), (last_s, last) = worker.steps[0], worker.steps[-1]
+    return (last - first) / (last_s - first_s) if last_s > first_s else None

@@ -1,0 +1,228 @@
+"""Observe, decide, act, and one status write: the loop's body for one job.
+
+Called by `loops` whenever something may have changed. Every action is idempotent, and an action
+that changes nothing sends nothing: what was applied is known by a hash on the object.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
+from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator.carrying_out import Children
+from dlion_operator.cluster import Cluster, Document, Kind, RefusedError
+from dlion_operator.decide import decide
+from dlion_operator.decisions import (
+    CloseRun,
+    Decision,
+    FinishRun,
+    OpenRun,
+    StopRun,
+)
+from dlion_operator.notices import Notices
+from dlion_operator.observed import Observed, Refusal, RunView
+from dlion_operator.patching import is_telemetry, merge_patch
+from dlion_operator.settings import Settings
+from dlion_operator.store import ObjectName, Store
+
+_LOG = logging.getLogger(__name__)
+
+TELEMETRY_EVERY_S = 10.0
+FORBIDDEN_AGAIN_S = 60.0
+
+
+class Runs(Protocol):
+    """The coordinator, as reconciling needs it."""
+
+    def open(
+        self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
+    ) -> None:
+        """Serves that run with these workers; other runs of the same job are closed.
+
+        It began so long ago.
+        """
+        ...
+
+    def stop(self, run: JobKey, reason: str) -> None:
+        """Asks its workers to end the run."""
+        ...
+
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
+        """Tells whoever follows it that it is over."""
+        ...
+
+    def close(self, namespace: str, name: str) -> None:
+        """Serves no run of that job any more."""
+        ...
+
+    def view(self, run: JobKey) -> RunView | None:
+        """What is known of it; None: it is not served."""
+        ...
+
+    def authority_pem(self) -> str:
+        """What workers know the coordinator by."""
+        ...
+
+
+@dataclass
+class _Memory:
+    """What is remembered of a job between two looks; nothing depends on it after a restart."""
+
+    uid: str
+    children: Children
+    refused: Refusal | None = None
+    refused_generation: int = -1
+    status_written_s: float = field(default=float("-inf"))
+
+
+class Reconciler:
+    """Brings jobs to where their manifests want them."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        runs: Runs,
+        settings: Settings,
+        notices: Notices,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._runs = runs
+        self._settings = settings
+        self._notices = notices
+        self._now = now
+        self._monotonic_s = monotonic_s
+        self._memories: dict[ObjectName, _Memory] = {}
+
+    async def reconcile(self, name: ObjectName) -> float | None:
+        """One look at that job; in how many seconds to look again, where nothing happens.
+
+        Raises: DLionError where something could not be done; a later look helps.
+        """
+        document = self._store.get(Kind.DLION_JOB, name)
+        if document is None:
+            self._runs.close(*name)
+            self._memories.pop(name, None)
+            return None
+        memory = self._memory(name, document)
+        decision = decide(self._observed(document, memory), self._settings)
+        try:
+            await self._carry_out(decision, document, memory)
+        except RefusedError as error:
+            self._note_refusal(memory, document, error)
+            decision = decide(self._observed(document, memory), self._settings)
+            await self._carry_out(decision, document, memory, making=False)
+        again_s = await self._tell(decision, document, memory)
+        if memory.refused is not None and memory.refused.forbidden:
+            memory.refused = None  # it is tried again then
+            return FORBIDDEN_AGAIN_S
+        return again_s
+
+    def _memory(self, name: ObjectName, document: Document) -> _Memory:
+        uid = str(document["metadata"]["uid"])
+        memory = self._memories.get(name)
+        if memory is not None and memory.uid != uid:
+            self._runs.close(*name)  # what was served was of another job of that name
+        if memory is None or memory.uid != uid:
+            memory = _Memory(uid, Children(self._cluster, self._store, self._monotonic_s))
+            self._memories[name] = memory
+        if memory.refused_generation != document["metadata"].get("generation"):
+            memory.refused = None
+        return memory
+
+    def _note_refusal(self, memory: _Memory, document: Document, error: RefusedError) -> None:
+        _LOG.warning("%s", error)
+        memory.refused = Refusal(str(error), forbidden=error.code in (403, 404))
+        memory.refused_generation = int(document["metadata"].get("generation") or 0)
+
+    def _observed(self, document: Document, memory: _Memory) -> Observed:
+        metadata = document["metadata"]
+        name = ObjectName(metadata["namespace"], metadata["name"])
+        jobs = [job for job in self._store.of_job(Kind.JOB, name) if memory.uid in _owners(job)]
+        job_uids = {job["metadata"].get("uid") for job in jobs}
+        pods = [
+            pod
+            for pod in self._store.of_job(Kind.POD, name)
+            if job_uids & set(_owners(pod)) or _is_keeper(pod)
+        ]
+        run_id = str((document.get("spec") or {}).get("runId", ""))
+        return Observed(
+            document=document,
+            jobs=jobs,
+            pods=pods,
+            now=self._now(),
+            authority_pem=self._runs.authority_pem(),
+            run=self._runs.view(JobKey(name.namespace, name.name, run_id)),
+            refused=memory.refused,
+        )
+
+    async def _carry_out(
+        self, decision: Decision, document: Document, memory: _Memory, *, making: bool = True
+    ) -> None:
+        """`making`: whether objects are made, too; what is refused once is not tried at once."""
+        metadata = document["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        run_id = str((document.get("spec") or {}).get("runId", ""))
+        key = JobKey(namespace, name, run_id)
+        # Workers that train are served whatever the API server says of their objects.
+        for action in decision.actions:
+            match action:
+                case OpenRun(job, workers, spec_hash, age_s):
+                    self._runs.open(job, workers, spec_hash=spec_hash, age_s=age_s)
+                case StopRun(reason):
+                    self._runs.stop(key, reason)
+                case FinishRun(reason, succeeded):
+                    self._runs.finish(key, reason, succeeded=succeeded)
+                case CloseRun():
+                    self._runs.close(namespace, name)
+                case _:
+                    pass
+        made = await memory.children.carry_out(decision.actions, namespace, making=making)
+        for notice in made:
+            await self._notices.post(document, notice)
+
+    async def _tell(self, decision: Decision, document: Document, memory: _Memory) -> float | None:
+        """The one status write, where there is something new to say."""
+        if decision.status is None:
+            return decision.look_again_s
+        patch = merge_patch(document.get("status") or {}, decision.status)
+        if not patch:
+            return decision.look_again_s
+        wait_s = memory.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
+        if is_telemetry(document.get("status") or {}, patch) and wait_s > 0:
+            return wait_s if decision.look_again_s is None else min(wait_s, decision.look_again_s)
+        metadata = document["metadata"]
+        written = await self._cluster.patch(
+            Kind.DLION_JOB,
+            metadata["namespace"],
+            metadata["name"],
+            {"metadata": {"uid": metadata["uid"]}, "status": patch},
+            subresource="status",
+        )
+        memory.status_written_s = self._monotonic_s()
+        if written is not None:
+            self._store.put(Kind.DLION_JOB, written)
+            for notice in decision.notices:
+                await self._notices.post(document, notice)
+        return decision.look_again_s
+
+
+def _is_keeper(pod: Document) -> bool:
+    """A keeper's pod belongs to a ReplicaSet, which is not watched."""
+    return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == KEEPER
+
+
+def _owners(document: Document) -> list[str]:
+    references = document["metadata"].get("ownerReferences") or ()
+    return [str(reference.get("uid")) for reference in references]

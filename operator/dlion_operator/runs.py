@@ -1,0 +1,153 @@
+"""One run of a job at this site, as its manifest and its Jobs say together. Pure.
+
+Ranks count through the manifest's workers, so they must stand for as long as a run lasts, whatever
+is scaled meanwhile: the counts of a run are those that its Jobs were made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dlion_api import cluster_names as names
+from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Group
+from dlion_operator.observed import JobView, Observed, PodView
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that a manifest asks for, and what there is of it."""
+
+    job: Job
+    """With the counts that the run began with."""
+    wanted: Mapping[str, int]
+    """Workers of each group of this site that are wanted now."""
+    site: SiteName
+    jobs: Mapping[str, JobView]
+    """By group."""
+    pods: Sequence[PodView]
+    """Its workers' pods."""
+    keepers: Sequence[PodView]
+    """Its keeper's pods: one, and others on their way out."""
+    strays: Sequence[JobView]
+    """Jobs of other runs of this job."""
+
+    @classmethod
+    def of(cls, job: Job, seen: Observed, site: SiteName) -> Run:
+        """What there is of the run that `job` asks for, at this site."""
+        views = [JobView(document) for document in seen.jobs]
+        run_id = job.key.run_id
+        jobs = {view.group: view for view in views if view.run_id == run_id}
+        pods = [pod for pod in map(PodView, seen.pods) if pod.labels.get(names.RUN_LABEL) == run_id]
+        return cls(
+            job=_as_it_began(job, jobs, site),
+            wanted={group.name: group.workers for group in groups_of(job, site)},
+            site=site,
+            jobs=jobs,
+            pods=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.WORKER],
+            keepers=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER],
+            strays=[view for view in views if view.run_id != run_id],
+        )
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """This site's groups, as the run began with them."""
+        return groups_of(self.job, self.site)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every group has its Job."""
+        return all(group.name in self.jobs for group in self.groups)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every Job has come to its end."""
+        return self.is_complete and all(view.ended_at for view in self.jobs.values())
+
+    @property
+    def spec_hash(self) -> str:
+        """What its workers were started with; a newer operator may fill in other defaults."""
+        return next((v.spec_hash for v in self.jobs.values() if v.spec_hash), self.job.hash())
+
+    @property
+    def made_at(self) -> datetime | None:
+        """When the first of its Jobs was made; breaks change nothing of it."""
+        return min((v.made_at for v in self.jobs.values() if v.made_at), default=None)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When the first of its Jobs began, or went on after a break."""
+        return min((v.started_at for v in self.jobs.values() if v.started_at), default=None)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the last of its Jobs ended."""
+        return max((v.ended_at for v in self.jobs.values() if v.ended_at), default=None)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Workers that ended for good, as `group-index`."""
+        return tuple(
+            f"{view.group}-{index}" for view in self.jobs.values() for index in view.failed_indexes
+        )
+
+    @property
+    def succeeded(self) -> int:
+        """Workers that trained to the end."""
+        return sum(view.succeeded for view in self.jobs.values())
+
+    def size_of(self, group: Group) -> int:
+        """How many workers of it there should be now."""
+        return min(self.wanted.get(group.name, group.workers), group.workers)
+
+    @property
+    def workers(self) -> tuple[WorkerIdentity, ...]:
+        """The workers of all sites that there should be now; who stays keeps its rank."""
+        sizes = {group.name: self.size_of(group) for group in self.groups}
+        return tuple(
+            worker
+            for worker in self.job.workers()
+            if worker.site != self.site or worker.index < sizes[worker.group]
+        )
+
+    @property
+    def size(self) -> int:
+        """How many workers there should be at this site now."""
+        return sum(self.size_of(group) for group in self.groups)
+
+    @property
+    def too_many(self) -> tuple[str, ...]:
+        """Groups that are to be larger than the run began with, in words."""
+        return tuple(
+            f"group {group.name}: {self.wanted[group.name]} workers wanted, {group.workers} is what"
+            " this run began with; more act on the next run"
+            for group in self.groups
+            if self.wanted.get(group.name, 0) > group.workers
+        )
+
+
+def groups_of(job: Job, site: str) -> tuple[Group, ...]:
+    """The groups of that site; empty where the job does not name it."""
+    return next((each.groups for each in job.spec.sites if each.name == site), ())
+
+
+def _as_it_began(job: Job, jobs: Mapping[str, JobView], site: str) -> Job:
+    """The manifest with the counts that this site's Jobs were made with."""
+    sites = tuple(
+        replace(
+            each,
+            groups=tuple(
+                replace(group, workers=jobs[group.name].first_workers or group.workers)
+                if group.name in jobs
+                else group
+                for group in each.groups
+            ),
+        )
+        if each.name == site
+        else each
+        for each in job.spec.sites
+    )
+    return replace(job, spec=replace(job.spec, sites=sites))

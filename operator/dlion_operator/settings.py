@@ -1,0 +1,154 @@
+"""What a site's operator is told by its chart: one YAML file, checked like a manifest.
+
+Read once at the start by `__main__`; the rest of the operator gets parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+
+from dlion_api.cluster_names import COORDINATOR_PORT, HEALTH_PORT, METRICS_PORT
+from dlion_api.document import Rule, parse, setting
+from dlion_api.errors import Problem, SpecError
+from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, SITE_NAME_LENGTH
+from dlion_api.spec.sites import Resources
+
+MAX_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """What the pods of a job run."""
+
+    worker: str = setting(
+        "image of trainers and keepers where a job names none (trainer.image).",
+        min_length=1,
+        max_length=512,
+    )
+    sidecar: str = setting("image of sidecars.", min_length=1, max_length=512)
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = setting(
+        "when the node fetches an image.", default="IfNotPresent"
+    )
+    pull_secrets: tuple[str, ...] = setting(
+        "Secrets of a registry, in the job's namespace.", default=(), max_items=16
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinator:
+    """The gRPC service that this site's workers talk to."""
+
+    port: int = setting(
+        "port that it listens on.", default=COORDINATOR_PORT, minimum=1, maximum=65535
+    )
+    address: str = setting(
+        "host:port by which this site's pods reach it (the chart's Service).",
+        min_length=1,
+        max_length=512,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """The pod that holds a job's checkpoints and model."""
+
+    size: str = setting(
+        "size of the claim that is made for each job; empty: no claim, and what is kept goes with"
+        " the keeper's pod.",
+        default="",
+        max_length=64,
+    )
+    storage_class_name: str = setting(
+        "storage class of that claim; empty: the cluster's default.", default="", max_length=253
+    )
+    claim_name: str = setting(
+        "a claim that exists in the job's namespace, used instead of one that is made.",
+        default="",
+        max_length=253,
+    )
+    resources: Resources = setting("resources of the keeper's container.", default=Resources())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """The container beside each trainer."""
+
+    resources: Resources = setting("resources of the sidecar's container.", default=Resources())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authority:
+    """The site's certificate authority."""
+
+    secret_name: str = setting(
+        "Secret in the operator's namespace that holds it (tls.crt, tls.key); made if absent.",
+        default="dlion-authority",
+        min_length=1,
+        max_length=253,
+    )
+    certificate_life_seconds: int = setting(
+        "life of a worker's certificate; it is renewed with a third left.",
+        default=86400,
+        minimum=1200,
+        maximum=INT32_MAX,
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One site's operator."""
+
+    site: str = setting(
+        "name of this site: the operator acts on the entry of spec.sites that bears it.",
+        pattern=LABEL,
+        pattern_words=LABEL_WORDS,
+        max_length=SITE_NAME_LENGTH,
+    )
+    namespaces: tuple[str, ...] = setting(
+        "namespaces that are watched; empty: all, which needs a ClusterRole.",
+        default=(),
+        max_items=256,
+    )
+    images: Images = setting("what the pods of a job run.")
+    coordinator: Coordinator = setting("the service that workers talk to.")
+    keeper: Keeper = setting("the pod that holds checkpoints and models.", default=Keeper())
+    sidecar: Sidecar = setting("the container beside each trainer.", default=Sidecar())
+    authority: Authority = setting("the site's certificate authority.", default=Authority())
+    metrics_port: int = setting("port of /metrics.", default=METRICS_PORT, minimum=1, maximum=65535)
+    health_port: int = setting(
+        "port of /livez and /readyz.", default=HEALTH_PORT, minimum=1, maximum=65535
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.metricsPort != self.healthPort",
+            message="metricsPort and healthPort must differ",
+            holds=lambda it: it.metrics_port != it.health_port,
+            reads=("metricsPort", "healthPort"),
+        ),
+    )
+
+
+def load_settings(path: Path) -> Settings:
+    """The settings in that file.
+
+    Raises:
+        SpecError: it is no YAML, or not what `Settings` allows; says all that is wrong.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        problem = Problem("", "is too long", allowed=f"at most {MAX_FILE_BYTES} bytes")
+        raise SpecError([problem], source=str(path))
+    try:
+        document: Mapping[str, Any] = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+        raise SpecError([Problem("", f"is not YAML: {error}")], source=str(path)) from error
+    return parse(Settings, document, source=str(path))

@@ -1,0 +1,145 @@
+"""A whole operator: what runs between kopf's start and its end, put together.
+
+Owns the order in which parts start and end. Called by `__main__` and `handlers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from dlion_api.errors import DLionError
+from dlion_operator.authority_secret import keep_renewing, kept_authority
+from dlion_operator.cluster import Kind
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.health import Health, serve_health, serve_metrics
+from dlion_operator.kubernetes_api import KubernetesApi, connect
+from dlion_operator.loops import Loops
+from dlion_operator.metrics import JobMetrics, OperatorMetrics
+from dlion_operator.notices import Notices
+from dlion_operator.pod_tokens import Keys, PodTokens
+from dlion_operator.reconcile import Reconciler
+from dlion_operator.resync import Resync
+from dlion_operator.settings import Settings
+from dlion_operator.site_runs import SiteRuns
+from dlion_operator.store import ObjectName, Store
+
+_LOG = logging.getLogger(__name__)
+
+
+class StoredPods:
+    """The pods that the watches brought, as tokens are held against them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+        """The labels of that very pod; None: there is none, or it has ended."""
+        pod = self._store.get(Kind.POD, ObjectName(namespace, name))
+        if pod is None or pod["metadata"].get("uid") != uid:
+            return None
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            return None
+        labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+        return labels
+
+
+class SiteOperator:
+    """One site's operator. All of it runs in kopf's event loop."""
+
+    def __init__(self, settings: Settings, *, namespace: str, kubeconfig: Path | None) -> None:
+        """`namespace` is the operator's own; `kubeconfig` None: the cluster that it runs in."""
+        self.store = Store()
+        self._settings = settings
+        self._namespace = namespace
+        self._kubeconfig = kubeconfig
+        self._metrics = OperatorMetrics()
+        self._loops: Loops | None = None
+        self._parts = AsyncExitStack()
+        self.failure: DLionError | OSError | None = None
+        """Why it could not start."""
+
+    def trigger(self, name: ObjectName) -> None:
+        """Something may have changed for that job."""
+        if self._loops is not None:
+            self._loops.trigger(name)
+
+    async def start(self) -> None:
+        """Starts every part. Raises: DLionError, OSError; what has started is ended by `stop`."""
+        try:
+            await self._start()
+        except (DLionError, OSError) as error:
+            self.failure = error
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        cluster = KubernetesApi(
+            await connect(None if self._kubeconfig is None else str(self._kubeconfig)),
+            self._metrics.api_error,
+        )
+        self._parts.push_async_callback(cluster.close)
+        authority = await kept_authority(cluster, settings, self._namespace)
+        server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
+        await server.start()
+        self._parts.push_async_callback(server.shut_down)
+
+        async def keys() -> Keys:
+            return Keys(await cluster.signing_keys(), await cluster.issuer())
+
+        tokens = PodTokens(StoredPods(self.store), keys)
+        runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
+        reconciler = Reconciler(
+            cluster=cluster,
+            store=self.store,
+            runs=runs,
+            settings=settings,
+            notices=Notices(cluster),
+        )
+        self._loops = Loops(reconciler.reconcile, self._is_known, self._metrics.reconciled)
+        self._parts.push_async_callback(self._loops.close)
+        resync = Resync(cluster, self.store, settings.namespaces, self.trigger)
+        await resync.first()
+        renewing = keep_renewing(
+            cluster, settings, self._namespace, authority, runs.replace_authority
+        )
+        await self._serve(runs, resync, renewing)
+        _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
+
+    async def _serve(
+        self, runs: SiteRuns, resync: Resync, renewing: Coroutine[Any, Any, None]
+    ) -> None:
+        self._metrics.registry.register(
+            JobMetrics(
+                self.store,
+                refusals=runs.refusals,
+                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
+            )
+        )
+        health = Health(self._metrics, lambda: resync.stale_rounds)
+        for runner in (
+            await serve_metrics(self._metrics.registry, self._settings.metrics_port),
+            await serve_health(health, self._settings.health_port),
+        ):
+            self._parts.push_async_callback(runner.cleanup)
+        for part in (resync.run(), health.tick(), renewing):
+            task = asyncio.create_task(part)
+            self._parts.push_async_callback(_ended, task)
+        health.ready = True
+
+    async def stop(self) -> None:
+        """Ends every part, the last that was started first. Workers train on."""
+        await self._parts.aclose()
+
+    def _is_known(self, name: ObjectName) -> bool:
+        return self.store.get(Kind.DLION_JOB, name) is not None
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

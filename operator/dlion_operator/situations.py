@@ -1,0 +1,95 @@
+"""The situations that a job can be in, and the conditions that each stands for. Pure.
+
+One row per situation (the table of docs/conditions.md, which serves kstatus and Argo CD alike);
+a condition's `lastTransitionTime` moves only when its status does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from dlion_api.status import Condition, ConditionType, Reason
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What holds in one situation; conditions that are not named are False."""
+
+    ready: Truth
+    true: frozenset[ConditionType] = frozenset()
+    succeeded: Truth = "Unknown"
+
+
+class Situation(Enum):
+    """What a job is about at this site."""
+
+    WAITING = Row("False", frozenset({ConditionType.RECONCILING}))
+    """Pods are starting, or wait for peers."""
+    STUCK = Row("False", frozenset({ConditionType.RECONCILING, ConditionType.STALLED}))
+    """Pods cannot start; nothing will come of waiting alone, but somebody may help."""
+    TRAINING = Row("True", frozenset({ConditionType.PEERS_CONNECTED}))
+    DEGRADED = Row("True", frozenset({ConditionType.DEGRADED}))
+    SUSPENDED = Row("True", frozenset({ConditionType.SUSPENDED}))
+    NOT_SELECTED = Row("True")
+    SUCCEEDED = Row("True", frozenset({ConditionType.SUCCEEDED}), succeeded="True")
+    FAILED = Row(
+        "False", frozenset({ConditionType.STALLED, ConditionType.FAILED}), succeeded="False"
+    )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A situation, why, and in words."""
+
+    situation: Situation
+    reason: Reason
+    message: str
+
+
+def conditions(
+    finding: Finding, *, before: Iterable[Mapping[str, Any]], generation: int, now: str
+) -> tuple[Condition, ...]:
+    """All conditions of a job that is in that situation; `before` holds those that were there.
+
+    `now` is a time as Kubernetes writes it.
+    """
+    earlier = {str(each.get("type")): each for each in before}
+    row = finding.situation.value
+    result = []
+    for type_ in ConditionType:
+        status = _status(type_, row)
+        old = earlier.get(type_.value, {})
+        since = old.get("lastTransitionTime") if old.get("status") == status else None
+        result.append(
+            Condition(
+                type=type_.value,
+                status=status,
+                reason=finding.reason.value,
+                message=finding.message[:4096] if _explains(type_, status) else "",
+                last_transition_time=str(since or now),
+                observed_generation=generation,
+            )
+        )
+    return tuple(result)
+
+
+def _status(type_: ConditionType, row: Row) -> Truth:
+    if type_ is ConditionType.READY:
+        return row.ready
+    if type_ is ConditionType.SUCCEEDED:
+        return row.succeeded
+    if type_ is ConditionType.SPEC_CONSISTENT:
+        return "Unknown"  # until sites compare their manifests
+    return "True" if type_ in row.true else "False"
+
+
+def _explains(type_: ConditionType, status: Truth) -> bool:
+    """Whether the message belongs to that condition: the summary, and what is out of the way."""
+    return type_ is ConditionType.READY or (
+        status == "True" and type_ is not ConditionType.PEERS_CONNECTED
+    )

@@ -1,0 +1,133 @@
+"""The status of a job, written out: from a finding and what the coordinator knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from dlion_api.document import to_document
+from dlion_api.names import SiteName
+from dlion_api.spec import Job
+from dlion_api.status import Condition, SiteStatus, Status, state_of
+from dlion_operator.observed import Observed, RunView
+from dlion_operator.runs import Run
+from dlion_operator.situations import Finding, Situation, conditions
+
+TELEMETRY = (
+    "trainerStatus", "stepsPerSecond", "links", "readyWorkers", "readySites", "sites"
+)  # fmt: skip
+"""Fields that change all the time while a job trains."""
+
+
+def bare_status(finding: Finding, seen: Observed) -> dict[str, Any]:
+    """The status of a job that has no run here."""
+    held = _conditions(finding, seen)
+    spec = seen.document.get("spec") or {}
+    status = Status(
+        observed_generation=_generation(seen),
+        state=state_of(held).value,
+        run_id=str(spec.get("runId", ""))[:24],
+        conditions=held,
+    )
+    return to_document(status)
+
+
+def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
+    """The status of a job with a run here."""
+    held = _conditions(finding, seen)
+    view = seen.run or RunView(open_s=0.0)
+    ended = finding.situation in (Situation.SUCCEEDED, Situation.FAILED)
+    total = len(run.job.workers()) - sum(group.workers for group in run.groups) + run.size
+    sites = tuple(_site(site.name, run, view) for site in run.job.spec.sites)
+    status = Status(
+        observed_generation=_generation(seen),
+        state=state_of(held).value,
+        run_id=run.job.key.run_id,
+        spec_hash=run.spec_hash,
+        conditions=held,
+        sites=() if ended else sites,
+        ready_sites=f"{sum(site.state == 'Ready' for site in sites)}/{len(sites)}",
+        ready_workers=f"{min(sum(view.ready.values()), total)}/{total}",
+        steps_per_second="" if ended else view.steps_per_second,
+        links=None if ended else view.links,
+        trainer_status=view.trainer_status,
+    )
+    document = to_document(status)
+    if view.trainer_status is None:
+        _keep_telemetry(document, seen, run)
+    if ended or view.stop_reason:
+        _as_before_the_end(document, seen, run)
+    if finding.situation is Situation.SUCCEEDED:
+        _crown(document, run)
+    return document
+
+
+def _keep_telemetry(document: dict[str, Any], seen: Observed, run: Run) -> None:
+    """An operator that has just started does not know yet how far the run has come."""
+    before = _before(seen, run)
+    if "trainerStatus" in before:
+        document["trainerStatus"] = before["trainerStatus"]
+
+
+def _as_before_the_end(document: dict[str, Any], seen: Observed, run: Run) -> None:
+    """Who took part, though workers leave one after the other now."""
+    before = _before(seen, run)
+    for name in ("readyWorkers", "readySites"):
+        document[name] = before.get(name, document[name])
+    if document.get("sites"):
+        document["sites"] = before.get("sites", document["sites"])
+
+
+def _crown(document: dict[str, Any], run: Run) -> None:
+    """All the way has been gone."""
+    total = document["readyWorkers"].partition("/")[2]
+    document["readyWorkers"] = f"{run.succeeded}/{total}"
+    trainer = dict(document.get("trainerStatus") or {})
+    trainer |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
+    document["trainerStatus"] = trainer
+
+
+def _before(seen: Observed, run: Run) -> Mapping[str, Any]:
+    """The status as it stands, if it is of this run."""
+    status = seen.document.get("status") or {}
+    return status if status.get("runId") == run.job.key.run_id else {}
+
+
+def _site(name: str, run: Run, view: RunView) -> SiteStatus:
+    ready = view.ready.get(SiteName(name), 0)
+    if name == run.site:
+        return SiteStatus(
+            name=name,
+            state="Ready" if ready >= run.size else "Starting",
+            workers=run.size,
+            ready_workers=ready,
+            spec_hash=run.spec_hash,
+        )
+    workers = _workers_of(run.job, name)
+    return SiteStatus(
+        name=name,
+        state="Ready" if ready >= workers else "Unreachable",
+        workers=workers,
+        ready_workers=ready,
+    )
+
+
+def _workers_of(job: Job, site: str) -> int:
+    return sum(worker.site == site for worker in job.workers())
+
+
+def _conditions(finding: Finding, seen: Observed) -> tuple[Condition, ...]:
+    before = (seen.document.get("status") or {}).get("conditions") or ()
+    return conditions(
+        finding, before=before, generation=_generation(seen), now=as_kubernetes(seen.now)
+    )
+
+
+def _generation(seen: Observed) -> int:
+    return int(seen.document["metadata"].get("generation") or 0)
+
+
+def as_kubernetes(moment: datetime) -> str:
+    """A time as Kubernetes writes it: UTC, whole seconds."""
+    return moment.replace(microsecond=0).isoformat().replace("+00:00", "Z")

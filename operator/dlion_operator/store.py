@@ -1,0 +1,113 @@
+"""The operator's picture of the cluster: what the watches brought, by kind, name and job.
+
+Filled by `handlers` and by `resync`, read by `reconcile`. No I/O. What a write brought back is put
+in at once, so that the next look sees it though its event is still on the way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dlion_api.cluster_names import JOB_LABEL
+from dlion_operator.cluster import Document, Kind
+
+MOST_REMEMBERED = 4096
+"""Objects that are gone, kept in mind so that a late word of them does not bring them back."""
+
+
+class ObjectName(NamedTuple):
+    """Where an object is found."""
+
+    namespace: str
+    name: str
+
+
+class Store:
+    """The newest that is known of each object."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Kind, dict[ObjectName, Document]] = defaultdict(dict)
+        self._of_job: dict[tuple[Kind, ObjectName], dict[ObjectName, Document]] = defaultdict(dict)
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def put(self, kind: Kind, document: Document) -> bool:
+        """Takes a document in unless a newer one of the same object is known; whether it did."""
+        name = name_of(document)
+        if document["metadata"].get("uid") in self._gone:
+            return False
+        known = self._objects[kind].get(name)
+        if known is not None and not is_newer(document, known):
+            return False
+        slim = _slim(document)
+        self._objects[kind][name] = slim
+        self._of_job[kind, job_of(kind, document)][name] = slim
+        return True
+
+    def remove(self, kind: Kind, document: Mapping[str, Any]) -> None:
+        """The object is gone; one of the same name that was made since stays."""
+        name = name_of(document)
+        self._gone[str(document["metadata"].get("uid"))] = None
+        while len(self._gone) > MOST_REMEMBERED:
+            self._gone.popitem(last=False)
+        known = self._objects[kind].get(name)
+        if known is None or known["metadata"].get("uid") != document["metadata"].get("uid"):
+            return
+        del self._objects[kind][name]
+        key = (kind, job_of(kind, known))
+        self._of_job[key].pop(name, None)
+        if not self._of_job[key]:
+            del self._of_job[key]
+
+    def get(self, kind: Kind, name: ObjectName) -> Document | None:
+        """The object of that name."""
+        return self._objects[kind].get(name)
+
+    def of_job(self, kind: Kind, job: ObjectName) -> tuple[Document, ...]:
+        """Objects that bear that job's label, by name."""
+        found = self._of_job.get((kind, job), {})
+        return tuple(found[name] for name in sorted(found))
+
+    def all(self, kind: Kind) -> tuple[Document, ...]:
+        """Every object of that kind."""
+        return tuple(self._objects[kind].values())
+
+    def jobs(self) -> Iterator[ObjectName]:
+        """Every DLionJob."""
+        return iter(tuple(self._objects[Kind.DLION_JOB]))
+
+
+def name_of(document: Mapping[str, Any]) -> ObjectName:
+    """Where that object is found."""
+    metadata = document["metadata"]
+    return ObjectName(str(metadata["namespace"]), str(metadata["name"]))
+
+
+def job_of(kind: Kind, document: Mapping[str, Any]) -> ObjectName:
+    """The DLionJob that an object belongs to, by its label; of a DLionJob itself."""
+    namespace, name = name_of(document)
+    if kind is Kind.DLION_JOB:
+        return ObjectName(namespace, name)
+    labels = document["metadata"].get("labels") or {}
+    return ObjectName(namespace, str(labels.get(JOB_LABEL, "")))
+
+
+def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether the document is a later state than the known one, or of another object."""
+    ours, theirs = document["metadata"], known["metadata"]
+    if ours.get("uid") != theirs.get("uid"):
+        return True
+    return version_of(document) > version_of(known)
+
+
+def version_of(document: Mapping[str, Any]) -> int:
+    """Its resource version as a number: etcd's revision, which counts up."""
+    text = str(document["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def _slim(document: Document) -> Document:
+    """Without what nobody here reads and what makes up half of an object."""
+    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+    return {**document, "metadata": metadata}

@@ -1,0 +1,24 @@
+"""docs/conditions.md names exactly the reasons of `dlion_api.status` and every condition.
+
+Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dlion_api.status import ConditionType, Reason
+
+PAGE = (Path(__file__).parents[2] / "docs/conditions.md").read_text(encoding="utf-8")
+
+
+def test_every_reason_is_explained_and_no_other() -> None:
+    section = PAGE.partition("## Reasons of conditions\n")[2].partition("\nWhenever")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(reason.value for reason in Reason)
+
+
+def test_every_condition_is_on_the_page() -> None:
+    for type_ in ConditionType:
+        assert type_.value in PAGE

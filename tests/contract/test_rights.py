@@ -1,0 +1,51 @@
+"""The rights that the chart grants are about the kinds that the operator knows, and no others.
+
+Proves: each kind of `dlion_operator.cluster` has rights, what is watched may be listed and watched
+and nothing else may, and no rule is about anything that the operator has no word for, but for what
+stands here with its reason.
+Leaves out: verbs one by one, which a real API server's audit log tells (tests/cluster).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from dlion_operator.cluster import Kind
+from dlion_operator.resync import WATCHED
+
+RIGHTS = yaml.safe_load(
+    (Path(__file__).parents[2] / "helm" / "dlion" / "files" / "rights.yaml").read_text()
+)
+BESIDE = {
+    ("", "pods/status"),
+    ("dlion.dev", "dlionjobs/status"),
+    ("dlion.dev", "dlionjobs/finalizers"),  # never written: an owner reference asks for it
+}
+
+
+def resource(kind: Kind) -> tuple[str, str]:
+    """Group and plural, as rights name them."""
+    path, plural = kind.value
+    return ("" if path == "/api/v1" else path.split("/")[2], plural)
+
+
+def granted(wanted: set[str]) -> set[tuple[str, str]]:
+    """The resources for which some rule grants all of these verbs."""
+    return {
+        (group, plural)
+        for right in RIGHTS
+        if wanted <= set(right["verbs"])
+        for group in right["apiGroups"]
+        for plural in right["resources"]
+    }
+
+
+def test_rights_are_about_the_kinds_that_the_operator_knows() -> None:
+    assert granted(set()) == {resource(kind) for kind in Kind} | BESIDE
+
+
+def test_what_is_watched_may_be_watched_and_nothing_else_may() -> None:
+    watched = {resource(kind) for kind in WATCHED}
+    assert granted({"list", "watch"}) == granted({"list"}) == granted({"watch"}) == watched

@@ -1,0 +1,165 @@
+"""The operator as a process of its own, beside a real API server: started, killed, looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dlion_api.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class OperatorProcess:
+    """`python -m dlion_operator` with a kubeconfig; a context that ends it."""
+
+    folder: Path
+    kubeconfig: Path
+    site: str = "plant-a"
+    namespaces: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._coordinator, self._metrics, self._health = free_ports(3)
+        self.starts = 0
+
+    @property
+    def log(self) -> Path:
+        """What it has said, over all its starts."""
+        return self.folder / "operator.log"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it; returns when it is ready. Raises: UnavailableError with the end of its log."""
+        self.launch()
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while self.get("readyz", self._health)[0] != 200:
+            if time.monotonic() > deadline_s or not self.is_running():
+                raise UnavailableError(f"the operator did not get ready: {self.last_words()}")
+            time.sleep(0.05)
+
+    def launch(self) -> None:
+        """Starts it and waits for nothing."""
+        config = self.folder / "operator.yaml"
+        settings = {
+            "site": self.site,
+            "namespaces": list(self.namespaces),
+            "images": {"worker": "dlion.test/worker:1", "sidecar": "dlion.test/sidecar:1"},
+            "coordinator": {
+                "port": self._coordinator,
+                "address": f"127.0.0.1:{self._coordinator}",
+            },
+            "metricsPort": self._metrics,
+            "healthPort": self._health,
+            **self.settings,
+        }
+        config.write_text(json.dumps(settings))
+        self.starts += 1
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "dlion_operator", "--config", str(config),
+                    "--kubeconfig", str(self.kubeconfig), "--namespace", "default",
+                    "--log-format", "json",
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )  # fmt: skip
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.end(signal.SIGKILL)
+
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+        """Ends it by that signal; its exit code."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        return self._process.wait(timeout_s)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+    def get(self, path: str, port: int) -> tuple[int, str]:
+        """Status and text of `http://127.0.0.1:PORT/PATH`; status 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def livez(self) -> tuple[int, str]:
+        """What /livez says."""
+        return self.get("livez", self._health)
+
+    def metric(self, name: str) -> float:
+        """The sum of the samples whose name and labels begin so; 0 where there is none."""
+        _, text = self.get("metrics", self._metrics)
+        lines = re.findall(rf"^{re.escape(name)}[^ ]* (.+)$", text, flags=re.MULTILINE)
+        return sum(float(value) for value in lines)
+
+    def memory_mb(self) -> float:
+        """Resident memory, MB."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1000
+
+    def cpu_s(self) -> float:
+        """CPU time so far, seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_running():
+            self.end(signal.SIGKILL)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that nobody listens on just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

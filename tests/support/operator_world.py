@@ -1,0 +1,178 @@
+"""Documents as an API server has them, made from the operator's own and told what Kubernetes would
+add: for tests of what the operator makes of the world."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.document import to_document
+from dlion_api.names import SiteName
+from dlion_api.spec import load_job
+from dlion_operator import children
+from dlion_operator.decide import decide
+from dlion_operator.decisions import Decision
+from dlion_operator.observed import Observed, RunView
+from dlion_operator.runs import groups_of
+from dlion_operator.settings import Coordinator, Images, Settings
+
+Document = dict[str, Any]
+
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SETTINGS = Settings(
+    site="plant-a",
+    images=Images(worker="dlion/worker:1", sidecar="dlion/sidecar:1"),
+    coordinator=Coordinator(address="dlion-operator.dlion-system.svc:7443"),
+)
+
+
+def dlion_job(groups: dict[str, int] | None = None, **spec: Any) -> Document:
+    """A DLionJob at one site with these groups, as an API server keeps it: with defaults."""
+    document: Document = {
+        "apiVersion": "dlion.dev/v1alpha1",
+        "kind": "DLionJob",
+        "metadata": {"name": "digits", "namespace": "default"},
+        "spec": {
+            "sites": [
+                {
+                    "name": "plant-a",
+                    "groups": [
+                        {"name": name, "workers": count}
+                        for name, count in (groups or {"small": 2}).items()
+                    ],
+                }
+            ],
+            "trainer": {
+                "program": {"builtin": "digits"},
+                "dataset": {"name": "digits"},
+                "stop": {"maxSteps": 100},
+            },
+            **spec,
+        },
+    }
+    filled = to_document(load_job(document))
+    filled["metadata"] = {**document["metadata"], "uid": "u-1", "generation": 1}
+    filled["status"] = {"observedGeneration": -1}
+    return filled
+
+
+class World:
+    """One job and its children, as time goes by. `look` is one decision, whose status is kept."""
+
+    def __init__(self, document: Document, settings: Settings = SETTINGS) -> None:
+        self.document = document
+        self.settings = settings
+        self.jobs: dict[str, Document] = {}
+        self.pods: dict[str, Document] = {}
+        self.run: RunView | None = None
+        self.now = START
+
+    def seen(self) -> Observed:
+        """What the operator sees now."""
+        return Observed(
+            document=self.document,
+            jobs=list(self.jobs.values()),
+            pods=list(self.pods.values()),
+            now=self.now,
+            authority_pem="PEM",
+            run=self.run,
+        )
+
+    def look(self, **changes: Any) -> Decision:
+        """What the operator decides; `changes` are to what it sees."""
+        decision = decide(replace(self.seen(), **changes), self.settings)
+        if decision.status is not None:
+            self.document["status"] = dict(decision.status)
+        return decision
+
+    def pass_by(self, seconds: float) -> None:
+        """Time goes by."""
+        self.now += timedelta(seconds=seconds)
+
+    def make_jobs(self) -> None:
+        """The Jobs are there, each with its pods, which run."""
+        job = load_job(self.document)
+        for group in groups_of(job, self.settings.site):
+            made = copy.deepcopy(
+                children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
+            )
+            made["metadata"]["uid"] = f"job-{group.name}"
+            made["status"] = {"startTime": stamp(self.now)}
+            self.jobs[group.name] = made
+            for index in range(group.workers):
+                self.pods[f"{group.name}-{index}"] = self._pod(made, index)
+
+    def _pod(self, job: Document, index: int) -> Document:
+        labels = dict(job["spec"]["template"]["metadata"]["labels"])
+        return {
+            "metadata": {
+                "name": f"{job['metadata']['name']}-{index}-abcde",
+                "namespace": "default",
+                "uid": f"pod-{job['metadata']['name']}-{index}",
+                "labels": labels | {names.INDEX_LABEL: str(index)},
+                "creationTimestamp": stamp(self.now),
+            },
+            "status": {"phase": "Running"},
+        }
+
+    def train(self, *, ready: int | None = None) -> None:
+        """Workers have joined and train."""
+        count = len(self.pods) if ready is None else ready
+        self.run = RunView(
+            open_s=3600.0, ready={SiteName(self.settings.site): count}, training=True
+        )
+
+    def end(self, group: str, *, failed: str = "", exit_code: int = 0) -> None:
+        """That group's Job has ended; `failed` are the indexes that did not succeed."""
+        job = self.jobs[group]
+        total = job["spec"]["completions"]
+        lost = len(failed.split(",")) if failed else 0
+        kind = "Failed" if lost else "Complete"
+        job["status"] |= {
+            "succeeded": total - lost,
+            "failedIndexes": failed,
+            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": stamp(self.now)}],
+        }
+        for index in range(total):
+            bad = str(index) in failed.split(",")
+            self.fail(group, index, exit_code) if bad else self._succeed(group, index)
+
+    def fail(self, group: str, index: int, exit_code: int, message: str = "") -> None:
+        """That pod's trainer has ended with that code."""
+        ended = {"exitCode": exit_code, "message": message}
+        self.pods[f"{group}-{index}"]["status"] = {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
+        }
+
+    def _succeed(self, group: str, index: int) -> None:
+        self.pods[f"{group}-{index}"]["status"] = {"phase": "Succeeded"}
+
+    def wait_for(self, group: str, index: int, reason: str, message: str = "") -> None:
+        """That pod's trainer cannot start."""
+        waiting = {"reason": reason, "message": message}
+        self.pods[f"{group}-{index}"]["status"] = {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": waiting}}],
+        }
+
+
+def stamp(moment: datetime) -> str:
+    """A time as Kubernetes writes it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def truths(decision: Decision) -> dict[str, str]:
+    """Each condition's status."""
+    assert decision.status is not None
+    return {each["type"]: each["status"] for each in decision.status["conditions"]}
+
+
+def ready_reason(decision: Decision) -> tuple[str, str]:
+    """Reason and message of the condition Ready."""
+    assert decision.status is not None
+    ready = next(each for each in decision.status["conditions"] if each["type"] == "Ready")
+    return ready["reason"], ready["message"]

@@ -1,0 +1,101 @@
+"""Facts: a site's authority is made once and known again; whoever comes second takes the first
+one's; what will not do is named with its Secret; a certificate that nears its end is renewed and
+kept, and the one before it is believed on. The API server here keeps one Secret in memory.
+
+Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_operator.authority_secret import kept_authority, renewed_if_due
+from dlion_operator.cluster import ConflictError, Document, Kind
+from operator_world import SETTINGS
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = BEGAN + timedelta(days=300)
+
+
+class OneSecret:
+    """The part of a `Cluster` that keeps a Secret."""
+
+    def __init__(self) -> None:
+        self.secret: Document | None = None
+        self.writes = 0
+        self.rival: Document | None = None
+        """What somebody else creates between our look and our write."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
+        assert (kind, namespace, name) == (Kind.SECRET, "dlion", SETTINGS.authority.secret_name)
+        return copy.deepcopy(self.secret)
+
+    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
+        if self.rival is not None:
+            self.secret, self.rival = self.rival, None
+        if self.secret is not None:
+            raise ConflictError("it is there")
+        self.secret = copy.deepcopy(document)
+        self.writes += 1
+        return document
+
+    async def patch(self, kind: Kind, namespace: str, name: str, patch: Document) -> Document:
+        assert self.secret is not None
+        self.secret["data"] |= patch["data"]
+        self.writes += 1
+        return self.secret
+
+
+def kept(cluster: OneSecret, now: datetime = BEGAN) -> Any:
+    return asyncio.run(kept_authority(cluster, SETTINGS, "dlion", now=now))  # type: ignore[arg-type]
+
+
+def test_it_is_made_once_and_known_again() -> None:
+    cluster = OneSecret()
+    made = kept(cluster)
+    assert kept(cluster).to_keep() == made.to_keep()
+    assert cluster.writes == 1
+
+
+def test_who_comes_second_takes_the_first_ones() -> None:
+    first, second = OneSecret(), OneSecret()
+    made = kept(first)
+    second.rival = first.secret
+    assert kept(second).to_keep() == made.to_keep()
+    assert second.writes == 0
+
+
+@pytest.mark.parametrize("changed", [{"tls.key": "!"}, {"tls.crt": ""}, {"tls.key": None}], ids=str)
+def test_a_secret_that_will_not_do_is_named_and_left_alone(changed: dict[str, Any]) -> None:
+    cluster = OneSecret()
+    kept(cluster)
+    assert cluster.secret is not None
+    cluster.secret["data"] |= changed
+    with pytest.raises(
+        ContractError, match=f"Secret dlion/{SETTINGS.authority.secret_name}: .*del"
+    ):
+        kept(cluster)
+    assert cluster.writes == 1
+
+
+def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
+    cluster = OneSecret()
+    made = kept(cluster)
+    renewed = kept(cluster, LATER)
+    assert renewed.bundle_pem.endswith(made.bundle_pem)
+    assert len(renewed.bundle_pem) > len(made.bundle_pem)
+    assert cluster.secret is not None
+    assert base64.b64decode(cluster.secret["data"]["tls.crt"]) == renewed.bundle_pem
+    again = asyncio.run(
+        renewed_if_due(cluster, SETTINGS, "dlion", renewed, now=LATER)  # type: ignore[arg-type]
+    )
+    assert again is renewed
+    assert kept(cluster, LATER).to_keep() == renewed.to_keep()
+    assert cluster.writes == 2

@@ -1,0 +1,396 @@
+"""How a decision reaches an API server, against one that is in memory.
+
+Proves: what is there already is not sent again, also after a restart; a change is; what is refused
+ends in the status; a Job is tried by a dry run before anything is made; somebody else's object of
+the same name is left alone; telemetry is written seldom and a condition at once. The server here
+keeps objects and counts requests; that a real one takes them is shown in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dlion_api.errors import DLionError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_api.status import Metric, TrainerStatus
+from dlion_operator.cluster import (
+    ConflictError,
+    Document,
+    Kind,
+    Listing,
+    RefusedError,
+    ServerError,
+)
+from dlion_operator.notices import Notices
+from dlion_operator.observed import RunView
+from dlion_operator.reconcile import Reconciler
+from dlion_operator.store import ObjectName, Store
+from operator_world import SETTINGS, dlion_job
+
+NAME = ObjectName("default", "digits")
+READS = ("get", "list", "dry run")
+
+
+class KeptObjects:
+    """A `Cluster` in memory: enough of one to count what is asked of it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[Kind, str], Document] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.refuse: Callable[[str, Document], None] = lambda _verb, _document: None
+        self._version = 100
+
+    def _note(self, verb: str, document: Document) -> None:
+        self.requests.append((verb, str(document.get("kind"))))
+        self.refuse(verb, document)
+
+    def writes(self) -> list[tuple[str, str]]:
+        """Requests that change something, events apart."""
+        return [r for r in self.requests if r[0] not in READS and r[1] != "Event"]
+
+    def _keep(self, document: Document) -> Document:
+        self._version += 1
+        kept = copy.deepcopy(document)
+        kept["metadata"].setdefault("uid", f"uid-{self._version}")
+        kept["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[Kind.of(document), kept["metadata"]["name"]] = kept
+        return copy.deepcopy(kept)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
+        self._note("get", {"kind": kind.name})
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+        self._note("list", {"kind": kind.name})
+        return Listing([d for (k, _), d in self.objects.items() if k is kind], "1")
+
+    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
+        self._note("dry run" if dry_run else "create", document)
+        if dry_run:
+            return document
+        if (Kind.of(document), document["metadata"]["name"]) in self.objects:
+            raise ConflictError("there already")
+        return self._keep(document)
+
+    async def apply(self, document: Document) -> Document:
+        self._note("apply", document)
+        return self._keep(document)
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document, *, subresource: str = ""
+    ) -> Document | None:
+        kept = self.objects.get((kind, name))
+        self._note("patch", {"kind": subresource or kind.name})
+        uid = patch.get("metadata", {}).get("uid")
+        if kept is not None and uid not in (None, kept["metadata"]["uid"]):
+            raise ConflictError("of another object")
+        if kept is None:
+            return None
+        return self._keep(_merged(kept, patch))
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        self._note("delete", {"kind": kind.name})
+        self.objects.pop((kind, name), None)
+
+    async def signing_keys(self) -> bytes:
+        raise AssertionError("nobody asks here")
+
+    async def issuer(self) -> str:
+        raise AssertionError("nobody asks here")
+
+
+class NoWorkers:
+    """A coordinator that nobody has joined; `seen` is what it says."""
+
+    def __init__(self) -> None:
+        self.seen: RunView | None = None
+        self.open_runs: list[JobKey] = []
+
+    def open(
+        self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
+    ) -> None:
+        self.open_runs = [job.key]
+
+    def stop(self, run: JobKey, reason: str) -> None: ...
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
+
+    def close(self, namespace: str, name: str) -> None:
+        self.open_runs = []
+
+    def view(self, run: JobKey) -> RunView | None:
+        return self.seen
+
+    def authority_pem(self) -> str:
+        return "PEM"
+
+
+class Site:
+    """A reconciler between an API server and a coordinator."""
+
+    def __init__(
+        self, document: Document | None = None, cluster: KeptObjects | None = None
+    ) -> None:
+        self.cluster = cluster or KeptObjects()
+        self.store = Store()
+        self.runs = NoWorkers()
+        self.time_s = 0.0
+        if document is not None:
+            self.change(document)
+        else:
+            for (kind, _), kept in self.cluster.objects.items():
+                if kind in (Kind.DLION_JOB, Kind.JOB):
+                    self.store.put(kind, copy.deepcopy(kept))
+        self._reconciler = Reconciler(
+            cluster=self.cluster,
+            store=self.store,
+            runs=self.runs,
+            settings=SETTINGS,
+            notices=Notices(self.cluster),
+            now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
+            monotonic_s=lambda: self.time_s,
+        )
+
+    def change(self, document: Document) -> None:
+        """The user applies that manifest, and the watch brings it."""
+        self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
+
+    def look(self) -> float | None:
+        """One look; the requests before it are forgotten."""
+        self.cluster.requests.clear()
+        return asyncio.run(self._reconciler.reconcile(NAME))
+
+    def status(self) -> dict[str, Any]:
+        """The status as it is kept."""
+        status: dict[str, Any] = self.cluster.objects[Kind.DLION_JOB, "digits"]["status"]
+        return status
+
+
+def _merged(base: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict) or not isinstance(base, dict):
+        return patch
+    result = {k: v for k, v in base.items() if k not in patch or patch[k] is not None}
+    result |= {k: _merged(base.get(k), v) for k, v in patch.items() if v is not None}
+    return result
+
+
+def test_all_is_made_once_and_the_status_is_written_once() -> None:
+    site = Site(dlion_job({"small": 2, "large": 1}))
+    site.look()
+    assert site.cluster.writes() == [
+        ("create", "ConfigMap"),
+        ("apply", "Service"),
+        ("apply", "Service"),
+        ("create", "Deployment"),
+        ("create", "Job"),
+        ("create", "Job"),
+        ("patch", "status"),
+    ]
+    site.look()
+    assert site.cluster.writes() == []
+    assert site.runs.open_runs == [JobKey("default", "digits", "1")]
+
+
+def test_an_operator_that_starts_anew_sends_nothing() -> None:
+    first = Site(dlion_job())
+    first.look()
+    second = Site(cluster=first.cluster)
+    second.look()
+    assert second.cluster.writes() == []
+
+
+def test_what_somebody_deleted_comes_back_within_ten_minutes() -> None:
+    site = Site(dlion_job())
+    site.look()
+    name = next(n for kind, n in site.cluster.objects if kind is Kind.CONFIG_MAP)
+    del site.cluster.objects[Kind.CONFIG_MAP, name]
+    site.time_s = 601.0
+    site.look()
+    assert site.cluster.writes() == [("create", "ConfigMap")]
+
+
+def test_a_job_is_tried_before_anything_is_made() -> None:
+    site = Site(dlion_job())
+
+    def refuse(verb: str, _document: Document) -> None:
+        if verb == "dry run":
+            raise RefusedError("422 tolerations: Invalid value", 422)
+
+    site.cluster.refuse = refuse
+    site.look()
+    assert site.cluster.writes() == [("patch", "status")]
+    failed = {c["type"]: (c["status"], c["message"]) for c in site.status()["conditions"]}
+    assert failed["Failed"] == ("True", "422 tolerations: Invalid value")
+
+
+def test_a_quota_that_is_full_is_tried_again() -> None:
+    site = Site(dlion_job())
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb in ("create", "dry run") and document.get("kind") == "Job":
+            raise RefusedError("403 exceeded quota", 403)
+
+    site.cluster.refuse = refuse
+    again_s = site.look()
+    assert again_s == pytest.approx(60.0)
+    assert site.status()["state"] == "Pending"
+    site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    assert ("create", "Job") in site.cluster.writes()
+
+
+@pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
+def test_an_object_of_somebody_else_is_left_alone_and_said_so(kind: Kind) -> None:
+    site = Site(dlion_job())
+    site.look()
+    (name, theirs) = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
+    before = copy.deepcopy(theirs)
+    again = Site(cluster=site.cluster)
+    again.look()
+    assert site.cluster.objects[kind, name] == before
+    if kind is Kind.JOB:
+        said = {c["type"]: c["message"] for c in site.status()["conditions"]}
+        assert "belongs to something else" in said["Stalled"]
+    else:
+        assert ("create", "Event") in again.cluster.requests
+
+
+def test_an_object_that_is_being_deleted_is_waited_for() -> None:
+    site = Site(dlion_job())
+    site.look()
+    service = next(d for (k, _), d in site.cluster.objects.items() if k is Kind.SERVICE)
+    service["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    with pytest.raises(ConflictError, match="is being deleted"):
+        Site(cluster=site.cluster).look()
+
+
+def test_what_is_refused_of_a_runs_upkeep_ends_no_run_that_trains() -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
+    site.look()
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "patch" and document.get("kind") == "JOB":
+            raise RefusedError("422 not while it is admitted", 422)
+
+    site.cluster.refuse = refuse
+    shrunk = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
+    shrunk["spec"]["sites"][0]["groups"][0]["workers"] = 1
+    site.change(shrunk)
+    site.look()
+    site.look()
+    assert site.status()["state"] in ("Training", "Degraded")
+
+
+def test_a_delete_that_failed_is_tried_again() -> None:
+    site = Site(dlion_job())
+    site.look()
+    ended = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
+    ended["spec"]["runId"] = "2"
+    site.change(ended)
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "delete" and document.get("kind") == "DEPLOYMENT":
+            raise ServerError("500")
+
+    site.cluster.refuse = refuse
+    with pytest.raises(ServerError):
+        site.look()
+    site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    keepers = [name for kind, name in site.cluster.objects if kind is Kind.DEPLOYMENT]
+    assert len(keepers) == 1
+
+
+def test_a_job_of_the_same_name_that_is_made_anew_inherits_nothing() -> None:
+    site = Site(dlion_job())
+    site.look()
+    anew = dlion_job()
+    anew["metadata"]["uid"] = "u-2"
+    for key in list(site.cluster.objects):
+        del site.cluster.objects[key]
+    site.change(anew)
+    closed: list[str] = []
+    site.runs.close = lambda namespace, name: closed.append(name)  # type: ignore[method-assign]
+    site.look()
+    assert closed == ["digits"]
+
+
+def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
+    site = Site(dlion_job())
+
+    def refuse(verb: str, _document: Document) -> None:
+        if verb == "apply":
+            raise ServerError("503")
+
+    site.cluster.refuse = refuse
+    with pytest.raises(DLionError):
+        site.look()
+    site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    assert len(site.cluster.writes()) == 5  # the ConfigMap was made before
+
+
+def test_telemetry_is_written_seldom_and_conditions_at_once() -> None:
+    site = Site(dlion_job())
+    site.look()
+
+    def trains(percentage: int, ready: int) -> None:
+        said = TrainerStatus(
+            progress_percentage=percentage, metrics=(Metric(name="loss", value="1"),)
+        )
+        site.runs.seen = RunView(
+            open_s=99.0,
+            ready={"plant-a": ready},
+            training=True,
+            trainer_status=said,  # type: ignore[dict-item]
+        )
+
+    trains(10, 2)
+    site.look()
+    assert site.cluster.writes() == [("patch", "status")]
+    trains(11, 2)
+    site.time_s += 1.0
+    again_s = site.look()
+    assert site.cluster.writes() == []
+    assert again_s == pytest.approx(9.0)
+    site.time_s += 9.0
+    site.look()
+    assert site.cluster.writes() == [("patch", "status")]
+    trains(11, 1)
+    site.look()
+    assert site.cluster.writes() == [("patch", "status")]
+    assert site.status()["state"] == "Degraded"
+
+
+def test_a_job_that_is_gone_is_served_no_more() -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.store.remove(Kind.DLION_JOB, site.cluster.objects[Kind.DLION_JOB, "digits"])
+    assert site.look() is None
+    assert site.runs.open_runs == []
+    assert site.cluster.requests == []
+
+
+def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
+    site = Site(dlion_job())
+
+    def refuse(_verb: str, document: Document) -> None:
+        if document.get("kind") == "Event":
+            raise ServerError("503")
+
+    site.cluster.refuse = refuse
+    site.look()
+    posted = [r for r in site.cluster.requests if r[1] == "Event"]
+    assert len(posted) == 3  # keeper and workers created, and starting
+    assert site.status()["state"] == "Pending"

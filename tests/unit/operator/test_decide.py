@@ -1,0 +1,552 @@
+"""What the operator decides, situation by situation.
+
+Proves: which objects a job gets and in which order; the conditions of each situation as kstatus and
+Argo CD want them; suspending, scaling, ends, failures, deadlines, a new run, time to live; that a
+second look at an unchanged world decides the same and that an operator that has just started takes
+nothing back. Left out: that an API server takes the objects (tests/cluster) and who carries a
+decision out (test_reconcile).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dlion_api.names import SiteName
+from dlion_api.spec import load_job
+from dlion_operator.cluster import Kind
+from dlion_operator.decide import MANAGED_BY
+from dlion_operator.decisions import (
+    Apply,
+    CloseRun,
+    Create,
+    Decision,
+    Delete,
+    FinishRun,
+    OpenRun,
+    Patch,
+    StopRun,
+)
+from dlion_operator.observed import Refusal, RunView
+from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
+
+CREATED = "2026-01-31T12:00:00Z"
+
+
+def training(groups: dict[str, int] | None = None, **spec: object) -> World:
+    world = World(dlion_job(groups, **spec))
+    world.look()
+    world.make_jobs()
+    world.train()
+    assert truths(world.look())["Ready"] == "True"
+    return world
+
+
+def test_a_fresh_job_gets_its_objects_and_then_its_workers() -> None:
+    decision = World(dlion_job({"small": 3, "large": 1})).look()
+    made = [
+        (type(action).__name__, action.document["kind"], action.document["metadata"]["name"])
+        for action in decision.actions
+        if isinstance(action, Apply | Create)
+    ]
+    assert [each[:2] for each in made] == [
+        ("Create", "ConfigMap"),
+        ("Apply", "Service"),
+        ("Apply", "Service"),
+        ("Create", "Deployment"),
+        ("Create", "Job"),
+        ("Create", "Job"),
+    ]
+    assert all(name.startswith("digits-") for _, _, name in made)
+    assert isinstance(decision.actions[0], OpenRun)
+    conditions = truths(decision)
+    assert conditions["Ready"] == "False"
+    assert conditions["Reconciling"] == "True"
+    assert conditions["Succeeded"] == "Unknown"
+    assert decision.status is not None
+    assert decision.status["observedGeneration"] == 1
+    assert decision.status["state"] == "Pending"
+    assert decision.status["readyWorkers"] == "0/4"
+
+
+def test_every_child_is_owned_and_goes_with_its_job() -> None:
+    decision = World(dlion_job()).look()
+    for action in decision.actions:
+        if isinstance(action, Apply | Create):
+            (owner,) = action.document["metadata"]["ownerReferences"]
+            assert (owner["uid"], owner["controller"]) == ("u-1", True)
+
+
+def test_workers_that_train_are_ready() -> None:
+    world = training()
+    decision = world.look()
+    assert truths(decision) == {
+        "Ready": "True",
+        "Reconciling": "False",
+        "Stalled": "False",
+        "Suspended": "False",
+        "PeersConnected": "True",
+        "SpecConsistent": "Unknown",
+        "Degraded": "False",
+        "Succeeded": "Unknown",
+        "Failed": "False",
+    }
+    assert not [a for a in decision.actions if isinstance(a, Patch | Delete)]
+    created = [a.document["kind"] for a in decision.actions if isinstance(a, Create)]
+    assert created == ["ConfigMap", "Deployment"]  # not made again where they are there
+
+
+def test_a_second_look_says_the_same() -> None:
+    world = training()
+    first = world.look()
+    world.pass_by(300)
+    second = world.look()
+    assert first.status == second.status
+    assert second.notices == ()
+
+
+def test_a_lost_worker_degrades_the_job() -> None:
+    world = training({"small": 3})
+    world.train(ready=2)
+    decision = world.look()
+    assert truths(decision)["Ready"] == truths(decision)["Degraded"] == "True"
+    assert ready_reason(decision)[0] == "PeersLost"
+    assert [notice.type for notice in decision.notices] == ["Warning"]
+
+
+def test_below_its_quorum_a_job_waits() -> None:
+    document = dlion_job()
+    document["spec"]["sites"].append(
+        {"name": "plant-b", "groups": [{"name": "small", "workers": 1}]}
+    )
+    document["spec"]["minSites"] = 2
+    world = World(document)
+    world.look()
+    world.make_jobs()
+    world.train()
+    decision = world.look()
+    assert truths(decision)["Ready"] == "False"
+    assert ready_reason(decision)[0] == "BelowQuorum"
+
+
+def test_workers_without_their_peers_wait_for_them() -> None:
+    document = dlion_job()
+    document["spec"]["sites"].append(
+        {"name": "plant-b", "groups": [{"name": "small", "workers": 1}]}
+    )
+    world = World(document)
+    world.look()
+    world.make_jobs()
+    world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 2})
+    decision = world.look()
+    assert ready_reason(decision) == ("WaitingForPeers", "2 of 3 workers have joined")
+    assert decision.status is not None
+    assert [site["state"] for site in decision.status["sites"]] == ["Ready", "Unreachable"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [{"spec": "x"}, {"metadata": ["a"]}, {"metadata": {"labels": "x"}}, {"spec": {"volumes": 3}}],
+)
+def test_a_template_of_no_form_is_no_crash(template: object) -> None:
+    decision = World(dlion_job(podTemplate=template)).look()
+    assert decision.status is not None
+
+
+def test_a_certificate_authority_of_others_is_not_pretended_to_be_used() -> None:
+    decision = World(dlion_job(tls={"mode": "Secret", "secretName": "ca"})).look()
+    assert ready_reason(decision) == (
+        "InvalidSpec",
+        "tls.mode Secret is not served yet; take Managed",
+    )
+
+
+def test_a_job_that_makes_no_pods_is_said_to_be_stuck() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    world.pods.clear()
+    assert truths(world.look())["Stalled"] == "False"
+    world.pass_by(61)
+    decision = world.look()
+    assert ready_reason(decision)[0] == "PodsRefused"
+    assert truths(decision)["Stalled"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason"),
+    [
+        ("ImagePullBackOff", "ImageUnavailable"),
+        ("ErrImageNeverPull", "ImageUnavailable"),
+        ("CreateContainerConfigError", "ContainerBroken"),
+    ],
+)
+def test_a_pod_that_cannot_start_is_soon_said_to_be_stuck(waiting: str, reason: str) -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    world.wait_for("small", 1, waiting, "no such thing")
+    early = world.look()
+    assert truths(early)["Stalled"] == "False"
+    world.pass_by(61)
+    late = world.look()
+    assert truths(late)["Stalled"] == "True"
+    assert truths(late)["Failed"] == "False"
+    assert ready_reason(late) == (reason, f"small-1, container trainer: {waiting}: no such thing")
+    world.pods["small-1"]["status"] = {"phase": "Running"}
+    world.train()
+    assert truths(world.look())["Stalled"] == "False"
+
+
+def test_a_pod_that_fits_nowhere_is_said_so() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    message = "0/1 nodes are available: 1 Insufficient cpu."
+    world.pods["small-0"]["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
+        ],
+    }
+    world.pass_by(61)
+    assert ready_reason(world.look()) == ("Unschedulable", f"small-0: {message}")
+
+
+def test_a_suspended_job_stops_its_workers_and_keeps_what_they_had() -> None:
+    world = training({"small": 2, "large": 1})
+    world.document["spec"]["suspend"] = True
+    decision = world.look()
+    patches = [a for a in decision.actions if isinstance(a, Patch)]
+    assert [p.patch["spec"] for p in patches] == [{"suspend": True}] * 2
+    assert [p.patch["metadata"]["uid"] for p in patches] == ["job-small", "job-large"]
+    assert not [a for a in decision.actions if isinstance(a, Delete)]
+    conditions = truths(decision)
+    assert conditions["Ready"] == conditions["Suspended"] == "True"
+    for job in world.jobs.values():
+        job["spec"]["suspend"] = True
+    world.pods.clear()
+    again = world.look()
+    assert [type(a) for a in again.actions] == [CloseRun]
+    assert again.look_again_s is None
+    world.document["spec"]["suspend"] = False
+    resumed = world.look()
+    resuming = [a.patch["spec"] for a in resumed.actions if isinstance(a, Patch)]
+    assert resuming == [{"suspend": False}] * 2
+
+
+def test_a_job_that_begins_suspended_gets_no_objects() -> None:
+    decision = World(dlion_job(suspend=True)).look()
+    assert [type(a) for a in decision.actions] == [CloseRun]
+    assert truths(decision)["Suspended"] == "True"
+
+
+def test_a_job_for_other_sites_is_none_of_ours() -> None:
+    document = dlion_job()
+    document["spec"]["sites"][0]["name"] = "plant-b"
+    decision = World(document).look()
+    assert [type(a) for a in decision.actions] == [CloseRun]
+    assert ready_reason(decision)[0] == "NotSelected"
+    assert truths(decision)["Ready"] == "True"
+
+
+def test_another_controllers_job_is_left_alone() -> None:
+    decision = World(dlion_job(managedBy="kueue.x-k8s.io/multikueue")).look()
+    assert decision.status is None
+    assert decision.actions == (CloseRun(),)
+    assert World(dlion_job(managedBy=MANAGED_BY)).look().status is not None
+
+
+def test_a_job_that_is_being_deleted_is_let_go() -> None:
+    document = dlion_job()
+    document["metadata"]["deletionTimestamp"] = CREATED
+    decision = World(document).look()
+    assert (decision.actions, decision.status) == ((CloseRun(),), None)
+
+
+def test_a_manifest_that_cannot_be_read_fails_and_says_why() -> None:
+    document = dlion_job()
+    document["spec"]["trainer"]["optimizer"]["learningRate"] = "fast"
+    decision = World(document).look()
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert "spec.trainer.optimizer.learningRate" in message
+    assert truths(decision)["Failed"] == "True"
+
+
+def test_a_pod_template_must_keep_to_pod_security() -> None:
+    volumes = [{"name": "data", "hostPath": {"path": "/data"}}]
+    world = World(dlion_job(podTemplate={"spec": {"volumes": volumes, "hostNetwork": True}}))
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert "hostPath; use a PersistentVolumeClaim" in message
+    assert "hostNetwork" in message
+    assert not [a for a in decision.actions if isinstance(a, Create | Apply)]
+
+
+def test_what_the_api_server_refuses_fails_the_job() -> None:
+    refusal = Refusal("422 spec.template.spec.tolerations: Invalid value", forbidden=False)
+    decision = World(dlion_job()).look(refused=refusal)
+    assert ready_reason(decision) == ("InvalidSpec", refusal.message)
+    assert truths(decision)["Failed"] == "True"
+
+
+def test_a_missing_right_or_quota_is_no_failure_for_good() -> None:
+    world = World(dlion_job())
+    decision = world.look(refused=Refusal("403 exceeded quota", forbidden=True))
+    assert ready_reason(decision)[0] == "Forbidden"
+    assert truths(decision)["Failed"] == "False"
+    assert [a for a in decision.actions if isinstance(a, Create)]
+
+
+def test_when_all_have_trained_to_the_end_the_job_has_succeeded() -> None:
+    world = training({"small": 2, "large": 1})
+    world.end("small")
+    assert truths(world.look())["Succeeded"] == "Unknown"
+    world.end("large")
+    world.run = RunView(open_s=99.0, stop_reason="maxSteps 100 reached")
+    decision = world.look()
+    assert truths(decision)["Succeeded"] == truths(decision)["Ready"] == "True"
+    assert ready_reason(decision) == ("Completed", "maxSteps 100 reached")
+    assert FinishRun("maxSteps 100 reached", succeeded=True) in decision.actions
+    assert decision.status is not None
+    assert decision.status["trainerStatus"]["progressPercentage"] == 100
+    assert decision.status["readyWorkers"] == "3/3"
+
+
+def test_workers_that_leave_at_the_end_are_not_lost() -> None:
+    world = training({"small": 3})
+    world.run = RunView(open_s=99.0, training=True, stop_reason="maxSteps 100 reached")
+    decision = world.look()
+    assert ready_reason(decision) == ("Training", "ending: maxSteps 100 reached")
+    assert decision.notices == ()
+    assert decision.status is not None
+    assert decision.status["readyWorkers"] == "3/3"
+
+
+def test_a_run_that_has_ended_stays_ended() -> None:
+    world = training()
+    world.end("small")
+    first = world.look()
+    world.pass_by(700)
+    world.jobs.clear()  # somebody deleted them
+    world.pods.clear()
+    world.run = None
+    second = world.look()
+    assert second.status == first.status
+    assert not [a for a in second.actions if isinstance(a, Create | Apply)]
+    assert CloseRun() in second.actions
+
+
+def test_a_worker_that_failed_for_good_is_named_in_the_success() -> None:
+    world = training({"small": 3})
+    world.end("small", failed="1", exit_code=67)
+    decision = world.look()
+    assert truths(decision)["Succeeded"] == "True"
+    assert "without small-1, which failed" in ready_reason(decision)[1]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "reason"),
+    [(67, "ProgramFailed"), (65, "InvalidSpec"), (66, "WorkersFailed"), (1, "RestartsExceeded")],
+)
+def test_where_no_worker_ended_well_the_job_failed(exit_code: int, reason: str) -> None:
+    world = training()
+    world.end("small", failed="0,1", exit_code=exit_code)
+    world.fail("small", 0, exit_code, "step 3\nValueError: no such file\n")
+    decision = world.look()
+    said, message = ready_reason(decision)
+    assert said == reason
+    assert "ValueError: no such file" in message
+    assert truths(decision) | {"Failed": "True", "Stalled": "True"} == truths(decision)
+
+
+def test_a_trainer_that_was_killed_is_said_to_want_memory() -> None:
+    world = training()
+    world.end("small", failed="0,1", exit_code=137)
+    assert "137 (signal 9), most often for want of memory" in ready_reason(world.look())[1]
+
+
+def test_with_failure_policy_fail_one_failure_ends_the_run() -> None:
+    world = training({"small": 3}, failurePolicy="Fail")
+    world.jobs["small"]["status"]["failedIndexes"] = "2"
+    world.fail("small", 2, 67)
+    decision = world.look()
+    stops = [a.reason for a in decision.actions if isinstance(a, StopRun)]
+    assert stops == ["small-2 failed for good, and failurePolicy is Fail"]
+    assert truths(decision)["Failed"] == "False"  # the others save what they have first
+    world.end("small", failed="2", exit_code=67)
+    assert truths(world.look())["Failed"] == "True"
+
+
+def test_workers_that_would_wait_for_a_failed_one_for_ever_are_not_left_to() -> None:
+    world = World(dlion_job({"small": 2}))
+    world.look()
+    world.make_jobs()
+    world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1})
+    world.jobs["small"]["status"]["failedIndexes"] = "1"
+    world.fail("small", 1, 66)
+    decision = world.look()
+    assert truths(decision)["Failed"] == "True"
+    assert not [a for a in decision.actions if isinstance(a, Patch)]  # the status comes first
+    assert halted(world.look()) == [{"suspend": True}]
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_then_has_failed() -> None:
+    world = training(activeDeadlineSeconds=600)
+    world.pass_by(601)
+    decision = world.look()
+    assert [type(a) for a in decision.actions if isinstance(a, StopRun)] == [StopRun]
+    assert truths(decision)["Failed"] == "False"
+    world.end("small")
+    assert ready_reason(world.look())[0] == "DeadlineExceeded"
+
+
+def test_workers_that_do_not_stop_at_the_deadline_are_ended() -> None:
+    world = training(activeDeadlineSeconds=600)
+    world.pass_by(661)
+    decision = world.look()
+    assert ready_reason(decision)[0] == "DeadlineExceeded"
+    assert halted(world.look()) == [{"suspend": True}]
+
+
+def halted(decision: Decision) -> list[object]:
+    """What is patched of Jobs' specs."""
+    return [a.patch["spec"] for a in decision.actions if isinstance(a, Patch)]
+
+
+def test_a_break_does_not_count_against_the_deadline() -> None:
+    world = training(activeDeadlineSeconds=600)
+    world.jobs["small"]["spec"]["suspend"] = True
+    world.document["spec"]["suspend"] = True
+    world.look()
+    world.pass_by(36000)
+    world.document["spec"]["suspend"] = False
+    decision = world.look()
+    assert truths(decision)["Failed"] == "False"
+    assert halted(decision) == [{"suspend": False}]
+
+
+def test_a_group_that_shrinks_and_grows_again_is_scaled_and_ranks_stand() -> None:
+    world = training({"small": 4, "large": 1})
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 2
+    decision = world.look()
+    (patch,) = [a for a in decision.actions if isinstance(a, Patch)]
+    assert patch.patch["spec"] == {"parallelism": 2, "completions": 2}
+    (opened,) = [a for a in decision.actions if isinstance(a, OpenRun)]
+    assert len(opened.job.workers()) == 5
+    # Those who are no longer wanted are not waited for; the others keep their ranks.
+    assert [(w.rank, w.group, w.index) for w in opened.workers] == [
+        (0, "small", 0), (1, "small", 1), (4, "large", 0),
+    ]  # fmt: skip
+    assert decision.status is not None
+    assert decision.status["readyWorkers"].endswith("/3")
+    world.jobs["small"]["spec"] |= patch.patch["spec"]
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 4
+    (grown,) = [a for a in world.look().actions if isinstance(a, Patch)]
+    assert grown.patch["spec"] == {"parallelism": 4, "completions": 4}
+
+
+def test_a_new_run_takes_away_what_is_left_of_the_one_before() -> None:
+    world = training()
+    world.end("small")
+    world.look()
+    old = load_job(world.document).key
+    world.document["spec"]["runId"] = "2"
+    world.document["metadata"]["generation"] = 2
+    world.run = None
+    decision = world.look()
+    deleted = {(a.kind, a.name) for a in decision.actions if isinstance(a, Delete)}
+    names = {name for _, name in deleted}
+    assert world.jobs["small"]["metadata"]["name"] in names
+    assert (Kind.DEPLOYMENT, f"{next(n for n in names if n.endswith('-keeper'))}") in deleted
+    assert [a for a in decision.actions if isinstance(a, Create)]
+    assert decision.status is not None
+    assert decision.status["runId"] == "2" != old.run_id
+    assert truths(decision)["Succeeded"] == "Unknown"
+
+
+def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
+    world = training(ttlSecondsAfterFinished=3600)
+    world.end("small")
+    world.look()
+    world.pass_by(1000)
+    waiting = world.look()
+    assert not [a for a in waiting.actions if isinstance(a, Delete)]
+    assert waiting.look_again_s == pytest.approx(2600)
+    world.pass_by(2600)
+    kinds = {a.kind for a in world.look().actions if isinstance(a, Delete)}
+    assert kinds == {Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP}
+
+
+def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
+    world = training({"small": 3})
+    before = dict(world.document["status"])
+    world.run = RunView(open_s=1.0, ready={SiteName("plant-a"): 1})
+    decision = world.look()
+    assert decision.status is None
+    assert decision.look_again_s is not None
+    assert world.document["status"] == before
+    world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1}, training=True)
+    assert ready_reason(world.look())[0] == "PeersLost"
+
+
+def test_a_pod_on_a_dead_node_is_let_go() -> None:
+    world = training({"small": 2})
+    pod = world.pods["small-0"]
+    pod["metadata"]["deletionTimestamp"] = CREATED
+    assert not [a for a in world.look().actions if isinstance(a, Delete)]
+    world.now += timedelta(seconds=61)
+    decision = world.look()
+    (said,) = [a for a in decision.actions if isinstance(a, Patch)]
+    assert (said.kind, said.subresource) == (Kind.POD, "status")
+    assert said.patch["status"]["phase"] == "Failed"
+    assert said.patch["status"]["conditions"][-1]["type"] == "DisruptionTarget"
+    (gone,) = [a for a in decision.actions if isinstance(a, Delete)]
+    assert gone == Delete(Kind.POD, pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=0)
+
+
+def test_where_there_is_a_queue_it_says_when_workers_start() -> None:
+    document = dlion_job()
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    world = World(document)
+    jobs = [a.document for a in world.look().actions if isinstance(a, Create)]
+    jobs = [job for job in jobs if job["kind"] == "Job"]
+    assert [job["spec"]["suspend"] for job in jobs] == [True]
+    assert jobs[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "edge"
+    world.make_jobs()
+    decision = world.look()
+    assert ready_reason(decision)[0] == "Queued"
+    assert not [a for a in decision.actions if isinstance(a, Patch)]
+
+
+def test_transition_times_move_with_the_status_alone() -> None:
+    world = training()
+    began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
+    world.pass_by(100)
+    world.train(ready=1)
+    decision = world.look()
+    assert decision.status is not None
+    now = {c["type"]: c["lastTransitionTime"] for c in decision.status["conditions"]}
+    moved = {name for name in now if now[name] != began[name]}
+    assert moved == {"Degraded", "PeersConnected"}
+
+
+def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
+    document = dlion_job({"small": 1})
+    document["spec"]["sites"].insert(
+        0, {"name": "plant-b", "groups": [{"name": "small", "workers": 2}]}
+    )
+    made = [
+        a.document["spec"]["completions"]
+        for a in World(document, SETTINGS).look().actions
+        if isinstance(a, Create) and a.document["kind"] == "Job"
+    ]
+    assert made == [1]

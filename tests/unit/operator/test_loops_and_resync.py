@@ -1,0 +1,235 @@
+"""When jobs are looked at, and that nothing the watches missed stays missed.
+
+Proves: one look at a time per job, news during a look leads to another, errors wait longer and
+longer, a job that is gone ends its loop; a list that holds what the picture has not is taken over
+and counted, a vanished object goes after two lists, and two such rounds are an illness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_operator.cluster import Document, Kind, Listing
+from dlion_operator.health import Health
+from dlion_operator.loops import FIRST_WAIT_S, LONGEST_WAIT_S, Loops, backoff_s
+from dlion_operator.metrics import OperatorMetrics
+from dlion_operator.resync import Resync
+from dlion_operator.store import ObjectName, Store, job_of
+
+NAME = ObjectName("default", "digits")
+
+
+def job(version: int, uid: str = "u", name: str = "digits") -> Document:
+    metadata = {
+        "namespace": "default",
+        "name": name,
+        "uid": uid,
+        "resourceVersion": str(version),
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    return {"apiVersion": "dlion.dev/v1alpha1", "kind": "DLionJob", "metadata": metadata}
+
+
+def pod(version: int, name: str = "p-0") -> Document:
+    document = job(version, uid=f"uid-{name}", name=name)
+    document["metadata"]["labels"] = {"dlion.dev/job-name": "digits"}
+    return document
+
+
+# ---- loops -----------------------------------------------------------------------------------
+
+
+def run_loops(
+    look: Callable[[ObjectName], Awaitable[float | None]],
+    drive: Callable[[Loops], Awaitable[None]],
+    *,
+    known: Callable[[], bool] = lambda: True,
+) -> list[str]:
+    results: list[str] = []
+
+    async def run() -> None:
+        loops = Loops(look, lambda _name: known(), lambda result, _s: results.append(result))
+        try:
+            await asyncio.wait_for(drive(loops), 10)
+        finally:
+            await loops.close()
+
+    asyncio.run(run())
+    return results
+
+
+def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once() -> None:
+    looks, under_way = [], 0
+    done = asyncio.Event()
+
+    async def look(_name: ObjectName) -> float | None:
+        nonlocal under_way
+        under_way += 1
+        assert under_way == 1
+        await asyncio.sleep(0.01)
+        looks.append(1)
+        under_way -= 1
+        if len(looks) == 2:
+            done.set()
+        return None
+
+    async def drive(loops: Loops) -> None:
+        loops.trigger(NAME)
+        await asyncio.sleep(0.002)
+        for _ in range(5):
+            loops.trigger(NAME)
+        await done.wait()
+        await asyncio.sleep(0.03)
+
+    assert run_loops(look, drive) == ["ok", "ok"]
+
+
+def test_a_look_is_repeated_when_it_asked_for_it() -> None:
+    times: list[float] = []
+    done = asyncio.Event()
+
+    async def look(_name: ObjectName) -> float | None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 3:
+            done.set()
+        return 0.02
+
+    async def drive(loops: Loops) -> None:
+        loops.trigger(NAME)
+        await done.wait()
+
+    run_loops(look, drive)
+    assert times[1] - times[0] >= 0.02
+
+
+@pytest.mark.parametrize(
+    ("error", "result"), [(UnavailableError("503"), "error"), (KeyError("x"), "defect")]
+)
+def test_an_error_is_counted_and_its_look_repeated(error: Exception, result: str) -> None:
+    looks: list[int] = []
+    done = asyncio.Event()
+
+    async def look(_name: ObjectName) -> float | None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise error
+        done.set()
+        return None
+
+    async def drive(loops: Loops) -> None:
+        loops.trigger(NAME)
+        await done.wait()
+        await asyncio.sleep(0)
+
+    assert run_loops(look, drive) == [result, "ok"]
+
+
+def test_the_loop_of_a_job_that_is_gone_ends() -> None:
+    async def look(_name: ObjectName) -> float | None:
+        return None
+
+    async def drive(loops: Loops) -> None:
+        loops.trigger(NAME)
+        await asyncio.sleep(0.02)
+        assert loops._tasks == {}
+        loops.trigger(NAME)  # and begins anew where it is made again
+        await asyncio.sleep(0.02)
+
+    assert run_loops(look, drive, known=lambda: False) == ["ok", "ok"]
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    waits = [max(backoff_s(failures) for _ in range(200)) for failures in range(12)]
+    assert min(waits) >= FIRST_WAIT_S / 2
+    assert waits[3] > 2 * waits[1]
+    assert max(waits) <= LONGEST_WAIT_S
+
+
+# ---- the picture and its check ----------------------------------------------------------------
+
+
+def test_an_older_state_never_replaces_a_newer_one() -> None:
+    store = Store()
+    assert store.put(Kind.DLION_JOB, job(7))
+    assert not store.put(Kind.DLION_JOB, job(6))
+    assert store.put(Kind.DLION_JOB, job(3, uid="made-anew"))
+    kept = store.get(Kind.DLION_JOB, NAME)
+    assert kept is not None
+    assert "managedFields" not in kept["metadata"]
+    store.remove(Kind.DLION_JOB, job(9, uid="another"))
+    assert store.get(Kind.DLION_JOB, NAME) is kept
+
+
+def test_objects_are_found_by_their_jobs_label() -> None:
+    store = Store()
+    store.put(Kind.POD, pod(1, "p-1"))
+    store.put(Kind.POD, pod(1, "p-0"))
+    names = [each["metadata"]["name"] for each in store.of_job(Kind.POD, NAME)]
+    assert names == ["p-0", "p-1"]
+    assert job_of(Kind.POD, pod(1)) == NAME
+    store.remove(Kind.POD, pod(2, "p-0"))
+    store.remove(Kind.POD, pod(2, "p-1"))
+    assert store.of_job(Kind.POD, NAME) == ()
+
+
+class Lists:
+    """A `Cluster` that only lists: what it is told to."""
+
+    def __init__(self) -> None:
+        self.items: dict[Kind, list[Document]] = {Kind.DLION_JOB: [], Kind.JOB: [], Kind.POD: []}
+
+    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+        return Listing([dict(item) for item in self.items[kind]], "1")
+
+
+def checked() -> tuple[Lists, Store, Resync, list[ObjectName]]:
+    lists, store, triggered = Lists(), Store(), list[ObjectName]()
+    cluster: Any = lists
+    return lists, store, Resync(cluster, store, (), triggered.append), triggered
+
+
+def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
+    lists, store, resync, triggered = checked()
+    lists.items[Kind.DLION_JOB] = [job(5)]
+    asyncio.run(resync.round(0))
+    assert (resync.stale_rounds, triggered) == (1, [NAME])
+    asyncio.run(resync.round(0))
+    assert (resync.stale_rounds, triggered) == (0, [NAME])
+    kept = store.get(Kind.DLION_JOB, NAME)
+    assert kept is not None
+    assert kept["kind"] == "DLionJob"
+
+
+def test_what_is_gone_goes_after_two_lists() -> None:
+    _, store, resync, triggered = checked()
+    store.put(Kind.POD, pod(5))
+    asyncio.run(resync.round(0))
+    assert store.of_job(Kind.POD, NAME)
+    assert triggered == []
+    asyncio.run(resync.round(0))
+    assert store.of_job(Kind.POD, NAME) == ()
+    assert triggered == [NAME]
+
+
+def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
+    lists, store, resync, triggered = checked()
+    store.put(Kind.DLION_JOB, job(5))
+    lists.items[Kind.DLION_JOB] = [job(5)]
+    store.remove(Kind.DLION_JOB, job(6))
+    asyncio.run(resync.round(0))
+    assert (resync.stale_rounds, triggered) == (0, [])
+    assert store.get(Kind.DLION_JOB, NAME) is None
+    assert store.put(Kind.DLION_JOB, job(7, uid="made-anew"))
+
+
+def test_two_rounds_in_a_row_are_an_illness() -> None:
+    async def judge(rounds: int) -> str:
+        return Health(OperatorMetrics(), lambda: rounds).illness()
+
+    assert asyncio.run(judge(1)) == ""
+    assert "watches missed changes in 2 rounds" in asyncio.run(judge(2))

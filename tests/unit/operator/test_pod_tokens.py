@@ -1,0 +1,255 @@
+"""Facts: the token of a live pod with a worker's labels is that worker's and nobody else's; each
+hostile token is refused; keys are read again when a token names one that is not known, but only so
+often; a cluster whose keys cannot be read refuses for now and is asked again soon.
+
+Left out: tokens of a real API server (tests/cluster/test_pod_tokens.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from dlion_api.cluster_names import TOKEN_AUDIENCE
+from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_operator.pod_tokens import KEYS_EVERY_S, RETRY_S, Keys, PodTokens, wanted_labels
+
+JOB = JobKey("default", "digits", "1")
+SITE = SiteName("plant-a")
+WORKER = WorkerIdentity(Rank(1), SITE, "small", 1)
+KEEPER = KeeperIdentity(SITE)
+ISSUER = "https://kubernetes.default.svc"
+RSA_KEY = rsa.generate_private_key(65537, 2048)
+OTHER_KEY = rsa.generate_private_key(65537, 2048)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def jwk(key: rsa.RSAPrivateKey, key_id: str) -> dict[str, Any]:
+    document = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return {**document, "kid": key_id, "alg": "RS256", "use": "sig"}
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    """What the API server says of the worker's pod; None takes a claim away."""
+    now = int(time.time())
+    said: dict[str, Any] = {
+        "aud": [TOKEN_AUDIENCE],
+        "iss": ISSUER,
+        "iat": now - 10,
+        "nbf": now - 10,
+        "exp": now + 600,
+        "sub": "system:serviceaccount:default:default",
+        "kubernetes.io": {
+            "namespace": "default",
+            "pod": {"name": "digits-small-1-x", "uid": "uid-1"},
+            "serviceaccount": {"name": "default", "uid": "s"},
+        },
+    }
+    said.update(changes)
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def signed(said: Mapping[str, Any], key: Any = RSA_KEY, kid: str = "k1", alg: str = "RS256") -> str:
+    return jwt.encode(dict(said), key, algorithm=alg, headers={"kid": kid})
+
+
+def by_hand(
+    header: Mapping[str, Any], said: Mapping[str, Any], sign: Callable[[bytes], bytes]
+) -> str:
+    parts = [encoded(json.dumps(part).encode()) for part in (header, said)]
+    return ".".join([*parts, encoded(sign(".".join(parts).encode()))])
+
+
+def encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+def of_pod(**changes: str) -> dict[str, Any]:
+    pod = {"name": "digits-small-1-x", "uid": "uid-1"} | changes
+    return claims(**{"kubernetes.io": {"namespace": "default", "pod": pod}})
+
+
+@dataclass
+class Site:
+    """A cluster as the verifier sees it: pods, keys, and how often these were asked for."""
+
+    pods: dict[tuple[str, str, str], Mapping[str, str]] = field(default_factory=dict)
+    keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
+    reads: int = 0
+    is_away: bool = False
+    now_s: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.pods["default", "digits-small-1-x", "uid-1"] = wanted_labels(WORKER, JOB)
+        self.pods["default", "keeper-x", "uid-2"] = wanted_labels(KEEPER, JOB)
+        self.pods["other", "digits-small-1-x", "uid-1"] = wanted_labels(WORKER, JOB)
+        self.pods["default", "other-job", "uid-3"] = wanted_labels(
+            WORKER, JobKey("default", "other", "1")
+        )
+        self.pods["default", "no-labels", "uid-4"] = {}
+        self.tokens = PodTokens(self, self.read_keys, monotonic_s=lambda: self.now_s)
+
+    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+        return self.pods.get((namespace, name, uid))
+
+    async def read_keys(self) -> Keys:
+        self.reads += 1
+        if self.is_away:
+            raise UnavailableError("no API server")
+        return Keys(json.dumps({"keys": self.keys}).encode(), ISSUER)
+
+    def holds(
+        self, token: str, who: WorkerIdentity | KeeperIdentity = WORKER, job: JobKey = JOB
+    ) -> bool:
+        return asyncio.run(self.tokens.verify(token, who, job))
+
+
+def test_a_workers_token_is_its_own_and_nobody_elses() -> None:
+    site, token = Site(), signed(claims())
+    assert site.holds(token)
+    others: list[tuple[WorkerIdentity | KeeperIdentity, JobKey]] = [
+        (WorkerIdentity(Rank(0), SITE, "small", 0), JOB),
+        (WorkerIdentity(Rank(1), SITE, "gpu", 1), JOB),
+        (WorkerIdentity(Rank(1), SiteName("plant-b"), "small", 1), JOB),
+        (KEEPER, JOB),
+        (WORKER, JobKey("default", "digits", "2")),
+        (WORKER, JobKey("default", "other", "1")),
+        (WORKER, JobKey("other", "digits", "1")),
+    ]
+    for who, job in others:
+        assert not site.holds(token, who, job), (who, job)
+
+
+def test_a_keepers_token_is_the_keepers() -> None:
+    site, token = Site(), signed(of_pod(name="keeper-x", uid="uid-2"))
+    assert site.holds(token, KEEPER)
+    assert not site.holds(token, WORKER)
+
+
+def test_the_token_of_a_pod_that_is_gone_is_nothing() -> None:
+    site, token = Site(), signed(claims())
+    assert site.holds(token)
+    site.pods.clear()
+    assert not site.holds(token)
+
+
+PUBLIC_PEM = RSA_KEY.public_key().public_bytes(
+    serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+)
+HOSTILE: dict[str, str] = {
+    "empty": "",
+    "garbage": "garbage",
+    "three parts of garbage": "a.b.c",
+    "not ASCII": "ß.ß.ß",
+    "huge": "x" * 9000,
+    "deep": encoded(b"[" * 3000) + ".e30.e30",
+    "algorithm none": by_hand({"alg": "none", "kid": "k1"}, claims(), lambda _: b""),
+    "none, spelt otherwise": by_hand({"alg": "NonE", "kid": "k1"}, claims(), lambda _: b""),
+    "no algorithm": by_hand({"kid": "k1"}, claims(), lambda _: b""),
+    "HS256 with the public key": by_hand(
+        {"alg": "HS256", "kid": "k1"},
+        claims(),
+        lambda text: hmac.new(PUBLIC_PEM, text, hashlib.sha256).digest(),
+    ),
+    "HS256 with nothing": by_hand(
+        {"alg": "HS256", "kid": "k1"},
+        claims(),
+        lambda text: hmac.new(b"", text, hashlib.sha256).digest(),
+    ),
+    "another key under this name": signed(claims(), OTHER_KEY),
+    "another kind of key under this name": signed(claims(), EC_KEY, alg="ES256"),
+    "an unknown key": signed(claims(), OTHER_KEY, "k9"),
+    "no key named": jwt.encode(claims(), OTHER_KEY, algorithm="RS256"),
+    "a key in the token": jwt.encode(
+        claims(), OTHER_KEY, algorithm="RS256", headers={"jwk": jwk(OTHER_KEY, "k1")}
+    ),
+    "key's name is no text": by_hand({"alg": "RS256", "kid": {}}, claims(), lambda _: b"x"),
+    "signature cut off": signed(claims()).rpartition(".")[0] + ".",
+    "claims changed": ".".join(
+        [
+            signed(claims()).split(".")[0],
+            encoded(json.dumps(of_pod(name="keeper-x", uid="uid-2")).encode()),
+            signed(claims()).split(".")[2],
+        ]
+    ),
+    "another audience": signed(claims(aud=["https://kubernetes.default.svc"])),
+    "no audience": signed(claims(aud=None)),
+    "another issuer": signed(claims(iss="https://elsewhere")),
+    "no issuer": signed(claims(iss=None)),
+    "expired": signed(claims(exp=int(time.time()) - 60)),
+    "for ever": signed(claims(exp=None)),
+    "not valid yet": signed(claims(nbf=int(time.time()) + 600)),
+    "of no pod": signed(claims(**{"kubernetes.io": {"namespace": "default"}})),
+    "of nothing": signed(claims(**{"kubernetes.io": None})),
+    "of a list": signed(claims(**{"kubernetes.io": ["default"]})),
+    "pod is a text": signed(
+        claims(**{"kubernetes.io": {"namespace": "default", "pod": "digits-small-1-x"}})
+    ),
+    "another pod's UID": signed(of_pod(uid="uid-2")),
+    "pod of another job": signed(of_pod(name="other-job", uid="uid-3")),
+    "pod without labels": signed(of_pod(name="no-labels", uid="uid-4")),
+    "pod of another namespace": signed(
+        claims(
+            **{
+                "kubernetes.io": {
+                    "namespace": "other",
+                    "pod": {"name": "digits-small-1-x", "uid": "uid-1"},
+                }
+            }
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_token_is_refused(name: str) -> None:
+    site = Site()
+    assert not site.holds(HOSTILE[name])
+    assert site.holds(signed(claims())), "an honest one is taken all the same"
+
+
+def test_a_new_key_is_found_and_strangers_cannot_have_it_sought_all_the_time() -> None:
+    site = Site()
+    assert site.holds(signed(claims()))
+    assert site.reads == 1
+    for number in range(20):
+        assert not site.holds(signed(claims(), OTHER_KEY, f"unknown-{number}"))
+    assert site.reads == 1
+    site.keys.append(jwk(OTHER_KEY, "k2"))
+    assert not site.holds(signed(claims(), OTHER_KEY, "k2")), "not yet: it was just read"
+    site.now_s += KEYS_EVERY_S
+    assert site.holds(signed(claims(), OTHER_KEY, "k2"))
+    assert site.reads == 2
+
+
+def test_keys_that_cannot_be_read_are_asked_for_again_soon_but_not_at_every_call() -> None:
+    site = Site(is_away=True)
+    for _ in range(20):
+        assert not site.holds(signed(claims()))
+    assert site.reads == 1
+    site.is_away = False
+    site.now_s += RETRY_S
+    assert site.holds(signed(claims()))
+
+
+def test_known_keys_go_on_while_the_api_server_is_away() -> None:
+    site = Site()
+    assert site.holds(signed(claims()))
+    site.is_away = True
+    site.now_s += 1000
+    assert site.holds(signed(claims()))
+    assert not site.holds(signed(claims(), OTHER_KEY, "k2"))
+    assert site.holds(signed(claims()))

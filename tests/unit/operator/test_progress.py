@@ -1,0 +1,168 @@
+"""Facts: progress and time left follow whichever end comes first, from the pace that is measured;
+an operator that starts anew in mid-run reckons as before; the figures are means over replicas,
+without those that are not finite; the pair of sites with the least bandwidth is named; what a
+worker says of peers that cannot be is not kept.
+
+Left out: which record is believed (tests/unit/coordinator), how a status is written.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.progress import EvaluationRecord, LinkRecord, StepRecord
+from dlion_api.spec import Job, load_job
+from dlion_operator.progress import RunProgress
+
+NOW = "2026-01-31T12:00:00Z"
+
+
+def job(**stop: Any) -> Job:
+    sites = [{"name": name, "groups": [{"name": "g", "workers": 1}]} for name in ("a", "b", "c")]
+    spec = {
+        "sites": sites,
+        "trainer": {
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": stop or {"maxSteps": 100},
+        },
+    }
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "digits"},
+            "spec": spec,
+        }
+    )
+
+
+def step(
+    rank: int, iteration: int, time_s: float, *, wall_s: float = 1.0, loss: float = 0.5
+) -> Any:
+    return StepRecord(
+        time_s, Rank(rank), 1, iteration, loss, 8, 24, 0.1, 0.1, wall_s, 0.1, 0.0, 0.0, 8
+    )
+
+
+def link(rank: int, peer: int, bandwidth: float | None, *, connected: bool = True) -> LinkRecord:
+    return LinkRecord(1.0, Rank(rank), Rank(peer), 1, 0, 0, 0, 0, None, bandwidth, 0, connected)
+
+
+def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
+    return EvaluationRecord(1.0, Rank(rank), 1, 10, accuracy, 1.0, 10)
+
+
+def fed(of: Job, *records: Any) -> RunProgress:
+    progress = RunProgress(of)
+    for record in records:
+        progress.take(record)
+    return progress
+
+
+def way(progress: RunProgress) -> tuple[int | None, int | None]:
+    status = progress.trainer_status(NOW)
+    assert status is not None
+    return status.progress_percentage, status.estimated_remaining_seconds
+
+
+def figures(progress: RunProgress) -> dict[str, str]:
+    status = progress.trainer_status(NOW)
+    assert status is not None
+    return {metric.name: metric.value for metric in status.metrics}
+
+
+def second_by_second(count: int, *, since: int = 1, rank: int = 0) -> list[Any]:
+    """A step each second, from the run's second 10 on."""
+    return [step(rank, number, 10.0 + number) for number in range(since, since + count)]
+
+
+def test_nothing_is_said_before_the_first_step() -> None:
+    assert RunProgress(job()).trainer_status(NOW) is None
+    assert RunProgress(job()).steps_per_second() == ""
+
+
+def test_steps_are_counted_at_the_pace_that_is_measured() -> None:
+    progress = fed(job(maxSteps=100), *second_by_second(25))
+    assert way(progress) == (25, 75)
+    assert progress.steps_per_second() == "1.00"
+
+
+def test_the_worker_that_ends_first_counts() -> None:
+    quick = [step(1, number, 10.0 + number / 2, wall_s=0.5) for number in range(1, 51)]
+    assert way(fed(job(maxSteps=100), *second_by_second(25), *quick)) == (50, 25)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ({"maxSeconds": 50}, (50, 25)),
+        ({"maxSeconds": 50, "maxSteps": 1000}, (50, 25)),
+        ({"maxSeconds": 5000, "maxSteps": 50}, (50, 25)),
+        ({"targetAccuracy": 0.9}, (None, None)),
+        ({"continuous": True}, (None, None)),
+        ({"maxSeconds": 20}, (100, 0)),
+        ({"maxSteps": 10**12}, (0, 2**31 - 1)),
+    ],
+    ids=str,
+)
+def test_whichever_end_comes_first(stop: dict[str, Any], expected: tuple[Any, Any]) -> None:
+    assert way(fed(job(**stop), *second_by_second(25))) == expected
+
+
+@pytest.mark.parametrize("stop", [{"maxSteps": 100}, {"maxSeconds": 100}], ids=str)
+def test_an_operator_that_starts_anew_reckons_as_before(stop: dict[str, Any]) -> None:
+    before = way(fed(job(**stop), *second_by_second(60)))
+    after = way(fed(job(**stop), *second_by_second(10, since=51)))
+    assert before == after == (60, 40)
+
+
+def test_a_worker_that_goes_back_to_a_checkpoint_tells_no_negative_pace() -> None:
+    progress = fed(job(), *second_by_second(25), step(0, 11, 40.0), step(0, 12, 41.0))
+    assert progress.steps_per_second() == "1.00"
+    assert way(progress)[1] == 88
+
+
+def test_records_that_come_twice_change_nothing() -> None:
+    records = [*second_by_second(25), evaluation(0, 0.5)]
+    assert figures(fed(job(), *records, records[-1])) == figures(fed(job(), *records))
+
+
+def test_figures_are_means_over_replicas_without_those_not_finite() -> None:
+    progress = fed(
+        job(),
+        step(0, 7, 1.0, loss=1.0),
+        step(1, 9, 1.0, loss=2.0),
+        step(2, 8, 1.0, loss=math.nan),
+        evaluation(0, 0.25),
+        evaluation(1, 0.75),
+        evaluation(2, math.inf),
+    )
+    assert figures(progress) == {
+        "loss": "1.5", "accuracy": "0.5000", "globalBatchSize": "24", "iteration": "9",
+    }  # fmt: skip
+
+
+def test_links_are_those_of_workers_that_are_there() -> None:
+    of = job()
+    members = tuple(
+        Member(worker, 1, state, "h:1")
+        for worker, state in zip(
+            of.workers(), (MemberState.READY, MemberState.READY, MemberState.LOST), strict=True
+        )
+    )
+    progress = fed(of, link(0, 1, 9e6), link(1, 0, 5e6, connected=False), link(0, 2, 1e3))
+    links = progress.links(Membership(1, of.key, 3, members))
+    assert links is not None
+    assert (links.connected, links.expected, links.slowest) == (1, 2, "b to a")
+
+
+def test_peers_that_cannot_be_cost_no_memory() -> None:
+    progress = fed(job(), *(link(0, 10**6 + number, 1.0) for number in range(5000)))
+    assert not progress._links
+    assert progress.links(Membership(1, job().key, 3)) is None

@@ -1,0 +1,94 @@
+"""Facts: a run is opened once; another count of workers is taken over in mid-run and counts for the
+target; a run of the same job with another id closes the one before; a renewed authority is what
+pods are told to trust. With a real coordinator that has no port.
+
+Left out: calls over gRPC (tests/local/test_coordinator_runs.py), figures (test_progress).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlion_api.names import Rank, SiteName
+from dlion_api.progress import EvaluationRecord
+from dlion_api.spec import Job, load_job
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.site_runs import SiteRuns
+
+SITE = SiteName("plant-a")
+
+
+def job(workers: int = 2, run_id: str = "1") -> Job:
+    spec = {
+        "runId": run_id,
+        "sites": [{"name": SITE, "groups": [{"name": "g", "workers": workers}]}],
+        "trainer": {
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": {"targetAccuracy": 0.5},
+        },
+    }
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "digits"},
+            "spec": spec,
+        }
+    )
+
+
+def site() -> tuple[SiteRuns, CoordinatorServer, Authority]:
+    authority = Authority(SITE)
+    server = CoordinatorServer("127.0.0.1:0", authority)
+    runs = SiteRuns(server, authority=authority, tokens=Tokens(), trigger=lambda _: None)
+    return runs, server, authority
+
+
+def evaluation(rank: int, accuracy: float) -> Any:
+    return EvaluationRecord(1.0, Rank(rank), 1, 10, accuracy, 1.0, 10)
+
+
+def test_another_count_of_workers_is_taken_over_in_mid_run() -> None:
+    runs, server, _ = site()
+    opened = job(3)
+    runs.open(opened, opened.workers()[:2], spec_hash="", age_s=0.0)
+    assert server.membership(job().key).expected_count == 2
+    version = server.membership(job().key).version
+    runs.open(opened, opened.workers(), spec_hash="", age_s=0.0)
+    membership = server.membership(job().key)
+    assert membership.expected_count == 3
+    assert membership.version == version + 1
+    runs.open(opened, opened.workers(), spec_hash="", age_s=0.0)
+    assert server.membership(job().key) == membership
+
+
+def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
+    runs, server, _ = site()
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    server.take(job().key, evaluation(0, 0.9))
+    view = runs.view(job().key)
+    assert view is not None
+    assert view.stop_reason == ""
+    runs.open(job(2), job(2).workers()[:1], spec_hash="", age_s=0.0)
+    view = runs.view(job().key)
+    assert view is not None
+    assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
+
+
+def test_a_new_run_of_a_job_closes_the_one_before() -> None:
+    runs, server, _ = site()
+    for each in (job(), job(run_id="2")):
+        runs.open(each, each.workers(), spec_hash="", age_s=0.0)
+    assert list(server.runs) == [job(run_id="2").key]
+    assert runs.view(job().key) is None
+
+
+def test_a_renewed_authority_is_what_pods_are_told_to_trust() -> None:
+    runs, _, authority = site()
+    runs.open(job(), job().workers(), spec_hash="", age_s=0.0)
+    successor = authority.renewed()
+    runs.replace_authority(successor)
+    assert runs.authority_pem() == successor.bundle_pem.decode()
+    assert runs.authority_pem().count("BEGIN CERTIFICATE") == 2
