@@ -13,6 +13,7 @@ import click
 
 from dlion_api.errors import DLionError
 from testbed import binaries, removal
+from testbed.project_images import Target, build_images
 from testbed.requirements import missing
 from testbed.sites import DEFAULT_NAME, Testbed, remove_orphans
 from testbed.state import exclusive, folder_of, known_names
@@ -96,6 +97,22 @@ def list_all() -> None:
 def load_image(name: str, archive: Path, sites: tuple[str, ...]) -> None:
     """Import an image archive (docker save, buildah push ... docker-archive:) on every node."""
     Testbed.load(name).load_image(archive.resolve(), sites)
+
+
+@main.command("build-images")
+@click.option(
+    "--target", "targets", multiple=True, type=click.Choice([target.value for target in Target]),
+    help="Only that image; may be given again.",
+)  # fmt: skip
+@click.option("--load", is_flag=True, help="Import them on every node, too.")
+@click.pass_obj
+def build_project_images(name: str, targets: tuple[str, ...], load: bool) -> None:
+    """Build the project's images from its Dockerfile as it stands; print what pods call them."""
+    for image in build_images([Target(target) for target in targets] or list(Target)):
+        megabytes = image.unpacked_bytes / 1e6
+        click.echo(f"{image.reference}  {megabytes:.0f} MB  {image.archive}")
+        if load:
+            Testbed.load(name).load_image(image.archive)
 
 
 @main.command()

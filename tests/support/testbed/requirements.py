@@ -21,6 +21,8 @@ _PROGRAMS = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "mount": "mount",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
 }
 
 

@@ -125,12 +125,14 @@ class Testbed:
         nodes: int = 1,
         flat: bool = True,
         stays: bool = False,
+        images: Iterable[Path] = (),
     ) -> Self:
         """Bring up `sites` clusters with `nodes` nodes each, ready to take pods.
 
         Without nodes there are control planes only, for what an API server judges by itself.
         `stays`: it outlives this process, until `down`; otherwise the next `up` of any testbed
         takes it away once this process has ended. `flat`: pods of different sites reach each other.
+        `images`: archives that every node gets before it is Ready.
 
         Raises: UnavailableError naming what the machine lacks, or what did not start.
         """
@@ -157,7 +159,7 @@ class Testbed:
                 raise
         made = cls(state)
         try:
-            made._start_all()
+            made._start_all(images)
         except BaseException:
             made.down()
             raise
@@ -301,7 +303,7 @@ class Testbed:
     def _wires(self) -> Wires:
         return Wires(self.layout, self._state.rates)
 
-    def _start_all(self) -> None:
+    def _start_all(self, images: Iterable[Path]) -> None:
         folder = self._state.folder / "images"
         folder.mkdir(exist_ok=True)
         archives = [
@@ -309,6 +311,7 @@ class Testbed:
             for number, image in enumerate(own_images(self.binaries))
             if self.layout.nodes_per_site
         ]
+        archives += images
 
         def start(site: Site) -> None:
             site.make_files()

@@ -1,0 +1,166 @@
+"""What the images install is what the lock says, with its hashes, and no more than they need.
+
+Proves: for each image the part of the lock is the closure of its extra, by the packages' own
+metadata; hashes stand as in the lock; the GPU's lock agrees with it; a lock or an option that does
+not fit is refused with a message. Leaves out: the images themselves (tests/cluster/test_images.py).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "requirements.lock"
+GPU_LOCK = ROOT / "requirements-gpu.lock"
+GPU = ["--omit", "tensorflow-cpu", f"--lock={LOCK}", f"--lock={GPU_LOCK}"]
+SMALLEST_LOCK = f"kopf==1 \\\n    --hash=sha256:{'a' * 64}\n    # via dlion (pyproject.toml)\n"
+
+
+def run(*options: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    tool = str(ROOT / "tools/image_requirements.py")
+    return subprocess.run(
+        [sys.executable, tool, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def printed(*options: str) -> str:
+    done = run(*options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def blocks(text: str) -> dict[str, str]:
+    """First line of each requirement (name, version, marker) to its hashes."""
+    parts = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)
+    lines = [
+        [line for line in part.splitlines() if not line.strip().startswith("#")]
+        for part in parts
+        if part.strip()
+    ]
+    return {first: "\n".join(rest).strip() for first, *rest in lines}
+
+
+def here(text: str) -> set[str]:
+    """Names that are for the platform of this test."""
+    found = [Requirement(first.rstrip(" \\")) for first in blocks(text)]
+    return {normal(r.name) for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(extra: str, omitted: set[str]) -> set[str]:
+    """By the metadata of what is installed: what the extra's packages need, and what those do."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    waiting, seen = [Requirement(line) for line in asked], set()
+    names: set[str] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = normal(requirement.name)
+        if name in omitted or str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        names.add(name)
+        for line in distribution(name).requires or []:
+            needed = Requirement(line)
+            if needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
+            ):
+                needed.marker = None
+                waiting.append(needed)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("extra", "omitted"),
+    [
+        ("operator", {"click", "rich"}),
+        ("sidecar", {"click", "rich"}),
+        ("worker", {"click", "libclang", "matplotlib", "tensorboard-data-server"}),
+        ("operator", set()),
+    ],
+)
+def test_an_image_gets_what_its_extra_needs_and_nothing_else(extra: str, omitted: set[str]) -> None:
+    options = [f"--extra={extra}", *(f"--omit={name}" for name in sorted(omitted))]
+    assert here(printed(*options)) == closure(extra, omitted)
+
+
+@pytest.mark.parametrize("extra", ["operator", "sidecar", "worker"])
+def test_every_line_is_the_locks_own_with_its_hashes(extra: str) -> None:
+    locked = blocks(LOCK.read_text())
+    made = blocks(printed(f"--extra={extra}"))
+    assert made
+    assert all(locked[first] == hashes and "sha256:" in hashes for first, hashes in made.items())
+
+
+def test_operator_and_sidecar_have_neither_tensorflow_nor_numpy() -> None:
+    heavy = {"tensorflow", "tensorflow-cpu", "keras", "numpy", "scipy", "numba", "llvmlite"}
+    for extra in ("operator", "sidecar"):
+        assert not heavy & here(printed(f"--extra={extra}"))
+
+
+def test_the_dockerfile_takes_extras_that_there_are() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    taken = set(re.findall(r"--extra (\S+)", (ROOT / "Dockerfile").read_text()))
+    assert taken == {"operator", "sidecar", "worker"}
+    extras = project["optional-dependencies"]
+    assert set(extras["sidecar"]) <= set(extras["worker"])
+
+
+def test_the_lock_for_gpus_agrees_with_the_lock() -> None:
+    def versions(path: Path) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for first in blocks(path.read_text()):
+            name, version = first.split(" ")[0].split("==")
+            found.setdefault(name, set()).add(version)
+        return found
+
+    ours, gpu = versions(LOCK), versions(GPU_LOCK)
+    assert all(gpu[name] <= ours[name] for name in gpu.keys() & ours.keys())
+    strange = {name for name in gpu.keys() - ours.keys() if not name.startswith("nvidia-")}
+    assert not strange
+
+
+def test_a_worker_for_gpus_has_cuda_and_one_tensorflow() -> None:
+    made = here(printed("--extra=worker", *GPU))
+    assert {"tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "scikit-learn"} <= made
+    assert "tensorflow-cpu" not in made
+    text = printed("--extra=worker", *GPU)
+    assert text.count("\ntensorflow==") == text.count("\nkeras==") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "lock", "said"),
+    [
+        (["--extra=gpu"], None, "no extra gpu in pyproject.toml; it has: cluster, dev"),
+        (["--extra=operator", "--omit=nothing-such"], None, "not in the lock: nothing-such"),
+        (["--extra=operator", "--omit=../x"], None, "is no requirement"),
+        (["--extra=operator"], "kopf==1\n    # via dlion\n", "no hash for kopf"),
+        (["--extra=operator"], SMALLEST_LOCK, "not in the lock: aiohttp, click, cryptography"),
+        (["--extra=operator"], "", "not in the lock: aiohttp, click"),
+        (["--extra=operator"], "\0\xff\n", "is no requirement"),
+        (["--extra=operator", "--lock=/nowhere"], None, "No such file"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, options: list[str], lock: str | None, said: str
+) -> None:
+    if lock is not None:
+        (tmp_path / "lock").write_text(lock)
+        options = [*options, f"--lock={tmp_path}/lock"]
+    done = run(*options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
