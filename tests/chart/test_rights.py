@@ -1,0 +1,137 @@
+"""What the operator may do, as the chart grants it.
+
+Proves: no wildcard; one Role for the operator's own namespace and one for each of `namespaces`, no
+ClusterRole then; every rule has a reason; secrets are reachable by the authority's name alone; what
+is granted is exactly what files/rights.yaml says.
+Leaves out: whether the operator needs all of it (the audit log of the cluster's tests tells), and
+what an API server makes of it (tests/cluster/test_chart.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from chart import CHART, NAMESPACE, SITE, Helm, merged, nested
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
+NAMESPACED = merged(SITE, nested("namespaces", ["ml", "edge"]))
+
+
+def granted(scopes: set[str]) -> list[dict[str, Any]]:
+    """The rules of the file, as a Role has them."""
+    found = []
+    for right in RIGHTS:
+        if right["scope"] in scopes:
+            rule = {key: right[key] for key in right if key not in {"scope", "reason"}}
+            if rule.get("resourceNames"):
+                rule["resourceNames"] = ["dlion-authority"]
+            found.append(rule)
+    return found
+
+
+def roles(helm: Helm, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Roles and bindings, each that of the operator's own namespace first."""
+    found = helm.objects(values, only="rights.yaml")
+    found.sort(key=lambda each: (each["metadata"]["name"], each["metadata"].get("namespace", "")))
+    bindings = [each for each in found if each["kind"].endswith("Binding")]
+    return [each for each in found if each not in bindings], bindings
+
+
+def test_rights_are_few_and_each_has_a_reason() -> None:
+    for right in RIGHTS:
+        assert set(right) <= {"scope", "apiGroups", "resources", "resourceNames", "verbs", "reason"}
+        assert right["scope"] in {"jobs", "cluster", "operator"}
+        assert len(right["reason"]) > 20
+        for words in (right["apiGroups"], right["resources"], right["verbs"]):
+            assert words
+            assert "*" not in "".join(words)
+    everything = {(resource, verb) for r in RIGHTS for resource in r["resources"]
+                  for verb in r["verbs"]}  # fmt: skip
+    never = {("secrets", "list"), ("secrets", "watch"), ("secrets", "delete"),
+             ("dlionjobs", "create"), ("dlionjobs", "patch"), ("dlionjobs", "update"),
+             ("dlionjobs", "delete"), ("pods", "create"), ("pods/exec", "create")}  # fmt: skip
+    assert not everything & never
+
+
+def test_secrets_are_reached_by_name() -> None:
+    secrets = [right for right in RIGHTS if "secrets" in right["resources"]]
+    assert [right["scope"] for right in secrets] == ["operator", "operator"]
+    for right in secrets:
+        assert right.get("resourceNames") == ["AUTHORITY"] or right["verbs"] == ["create"]
+
+
+def test_all_namespaces_take_one_cluster_role(helm: Helm) -> None:
+    (own, jobs), bindings = roles(helm, SITE)
+    assert (own["kind"], jobs["kind"]) == ("Role", "ClusterRole")
+    assert [each["kind"] for each in bindings] == ["RoleBinding", "ClusterRoleBinding"]
+    assert own["metadata"]["namespace"] == bindings[0]["metadata"]["namespace"] == NAMESPACE
+    assert own["rules"] == granted({"operator"})
+    assert jobs["rules"] == granted({"jobs", "cluster"})
+
+
+def test_some_namespaces_take_roles_alone(helm: Helm) -> None:
+    made, bindings = roles(helm, NAMESPACED)
+    homes = [each["metadata"]["namespace"] for each in made]
+    assert homes == [each["metadata"]["namespace"] for each in bindings]
+    assert homes == [NAMESPACE, "edge", "ml"]
+    for role in made[1:]:
+        assert role["rules"] == granted({"jobs"})
+    whole = helm.objects(NAMESPACED)
+    kinds = {each["kind"] for each in whole}
+    assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
+
+
+def test_who_edits_a_namespace_edits_its_jobs(helm: Helm) -> None:
+    found = helm.objects(only="users.yaml")
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    granted_to = {
+        label.removeprefix(prefix): role["rules"]
+        for role in found
+        for label in role["metadata"]["labels"]
+        if label.startswith(prefix)
+    }
+    verbs = {to: [v for rule in rules for v in rule["verbs"]] for to, rules in granted_to.items()}
+    assert verbs == {
+        "view": ["get", "list", "watch"],
+        "edit": ["create", "update", "patch", "delete"],
+    }
+    for (rule,) in granted_to.values():
+        assert (rule["apiGroups"], rule["resources"]) == (["dlion.dev"], ["dlionjobs"])
+
+
+def test_the_operators_own_namespace_may_be_among_them(helm: Helm) -> None:
+    values = merged(SITE, nested("namespaces", [NAMESPACE]))
+    found = helm.objects(values, only="rights.yaml")
+    keys = [(e["kind"], e["metadata"]["namespace"], e["metadata"]["name"]) for e in found]
+    assert len(set(keys)) == len(keys) == 4
+
+
+@pytest.mark.parametrize("values", [SITE, NAMESPACED, merged(SITE, nested(
+    "serviceAccount", {"create": False, "name": "somebody"}))])  # fmt: skip
+def test_every_binding_leads_to_its_role_and_the_operators_account(
+    helm: Helm, values: dict[str, Any]
+) -> None:
+    deployment = helm.one("Deployment", values, only="deployment.yaml")
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    for role, binding in zip(*roles(helm, values), strict=True):
+        assert binding["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": role["kind"],
+            "name": role["metadata"]["name"],
+        }
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+        ]
+
+
+def test_the_authority_of_another_name_is_the_one_that_is_reached(helm: Helm) -> None:
+    values = merged(SITE, nested("authority.secretName", "plant-a-ca"))
+    (role, _), _ = roles(helm, values)
+    named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
+    assert named == [["plant-a-ca"]]

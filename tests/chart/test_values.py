@@ -1,0 +1,311 @@
+"""What users may say to the chart, and where it goes.
+
+Proves: every value is known to the schema and changes what is rendered; unknown and senseless ones
+are refused with the value's place; the operator's own loader takes every rendered configuration,
+and each of its settings can be reached, up to the bounds of the schema.
+Leaves out: what an API server says of it (tests/cluster/test_chart.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from chart import CHART, NAMESPACE, SITE, Helm, merged, nested
+from dlion_api.errors import UnavailableError
+from dlion_operator.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+TAINT = {"key": "edge", "operator": "Exists"}
+DIGEST = "sha256:" + "0" * 64
+ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
+OTHER: dict[str, Any] = {
+    "site.name": "plant-b",
+    "namespaces": ["ml"],
+    "images.registry": "mirror.plant-a.example:5000",
+    "images.operator.repository": "a/operator",
+    "images.operator.tag": "1.2",
+    "images.operator.digest": DIGEST,
+    "images.worker.repository": "a/worker",
+    "images.worker.tag": "1.2",
+    "images.worker.digest": DIGEST,
+    "images.sidecar.repository": "a/sidecar",
+    "images.sidecar.tag": "1.2",
+    "images.sidecar.digest": DIGEST,
+    "images.pullPolicy": "Always",
+    "images.pullSecrets": ["registry"],
+    "operator.logFormat": "text",
+    "operator.resources.requests.cpu": 1,
+    "operator.resources.requests.memory": "1Gi",
+    "operator.resources.limits.memory": "2Gi",
+    "operator.nodeSelector": {"disk": "ssd"},
+    "operator.tolerations": [TAINT],
+    "operator.affinity": {"nodeAffinity": {}},
+    "operator.priorityClassName": "system-cluster-critical",
+    "operator.podAnnotations": {"a": "b"},
+    "coordinator.port": 17443,
+    "coordinator.address": "10.0.0.1:7443",
+    "keeper.size": "5Gi",
+    "keeper.storageClassName": "fast",
+    "keeper.claimName": "models",
+    "keeper.resources.requests.cpu": "100m",
+    "keeper.resources.requests.memory": "1Gi",
+    "keeper.resources.limits.memory": "2Gi",
+    "sidecar.resources.requests.cpu": "100m",
+    "sidecar.resources.requests.memory": "1Gi",
+    "sidecar.resources.limits.memory": "2Gi",
+    "authority.secretName": "plant-a-ca",
+    "authority.certificateLifeSeconds": 2_147_483_647,
+    "metrics.port": 19440,
+    "health.port": 19441,
+    "crds.enabled": False,
+    "crds.keep": False,
+    "rbac.create": False,
+    "rbac.aggregate": False,
+    "serviceAccount.create": {"create": False, "name": "somebody"},
+    "serviceAccount.name": "somebody",
+    "serviceAccount.annotations": {"a": "b"},
+    "commonLabels": {"team": "edge"},
+    "networkPolicies.enabled": False,
+    "networkPolicies.jobNamespaces": ["ml"],
+    "networkPolicies.peerCIDRs": ["10.1.0.0/16"],
+    "networkPolicies.metricsFrom": [{"namespaceSelector": {}}],
+    "monitoring.monitors.enabled": False,
+    "monitoring.monitors.interval": "5s",
+    "monitoring.monitors.labels": {"release": "prometheus"},
+    "monitoring.rules.enabled": False,
+    "monitoring.rules.labels": {"release": "prometheus"},
+    "monitoring.dashboards.enabled": False,
+    "monitoring.dashboards.labels.grafana_dashboard": "yes",
+}
+"""Another value for each: rendered with it, the chart is not what it was."""
+SCENE = merged(SITE, ON, {"networkPolicies": {"jobNamespaces": ["edge"]}})
+
+
+def leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
+    """The path of every value that is no filled mapping."""
+    for key, value in node.items():
+        full = f"{path}.{key}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from leaves(value, full)
+        else:
+            yield full
+
+
+def test_every_value_is_tried() -> None:
+    assert set(OTHER) == set(leaves(VALUES))
+
+
+@pytest.mark.parametrize("path", OTHER)
+def test_a_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
+    before = helm.objects(SCENE)
+    value = OTHER[path]
+    if isinstance(value, dict) and path == "serviceAccount.create":
+        path = "serviceAccount"
+    assert helm.objects(merged(SCENE, nested(path, value))) != before
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    assert set(_described(SCHEMA, VALUES)) == set(leaves(VALUES))
+
+
+def _described(schema: dict[str, Any], default: Any, path: str = "") -> Iterator[str]:
+    """Paths in the schema, as deep as the defaults go."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    free = schema.get("additionalProperties", {}) is not False
+    for key in default if free and isinstance(default, dict) else schema.get("properties", {}):
+        if key == "global":  # helm's own
+            continue
+        full = f"{path}.{key}".lstrip(".")
+        inner = default.get(key) if isinstance(default, dict) else None
+        if isinstance(inner, dict) and inner:
+            below = schema["additionalProperties"] if free else schema["properties"][key]
+            yield from _described(below, inner, full)
+        elif inner is not None:
+            yield full
+        else:
+            assert full.endswith(("requests", "limits", "limits.cpu")), full  # no default
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("site.name", "", "site.name is missing: name this site"),
+    ("site.name", "Plant A", "/site/name"),
+    ("site.name", "a" * 41, "/site/name"),
+    ("site.name", "-a", "/site/name"),
+    ("site.name", 7, "/site/name"),
+    ("site.title", "a", "title"),
+    ("sites", [], "sites"),
+    ("namespaces", "ml", "/namespaces"),
+    ("namespaces", ["ml", "ml"], "/namespaces"),
+    ("namespaces", ["*"], "/namespaces/0"),
+    ("namespaces", ["a"] * 257, "/namespaces"),
+    ("images.operator", "dlion-operator:1", "/images/operator"),
+    ("images.operator.repository", "", "/images/operator/repository"),
+    ("images.operator.repository", "a b", "/images/operator/repository"),
+    ("images.worker.tag", "1:2", "/images/worker/tag"),
+    ("images.worker.tag", 1.2, "/images/worker/tag"),
+    ("images.worker.digest", "0" * 64, "/images/worker/digest"),
+    ("images.worker.name", "a", "name"),
+    ("images.trainer", {}, "trainer"),
+    ("images.pullPolicy", "Sometimes", "/images/pullPolicy"),
+    ("images.pullSecrets", [{"name": "a"}], "/images/pullSecrets/0"),
+    ("images.pullSecrets", ["a\nb"], "/images/pullSecrets/0"),
+    ("operator.replicas", 2, "replicas"),
+    ("operator.logFormat", "xml", "/operator/logFormat"),
+    ("operator.resources.claims", [], "claims"),
+    ("operator.resources.limits.cpu", "many", "/operator/resources/limits/cpu"),
+    ("operator.nodeSelector", {"a": True}, "/operator/nodeSelector/a"),
+    ("operator.tolerations", {}, "/operator/tolerations"),
+    ("coordinator.port", 443, "/coordinator/port"),
+    ("coordinator.port", 65536, "/coordinator/port"),
+    ("coordinator.port", "7443", "/coordinator/port"),
+    ("coordinator.address", "coordinator", "/coordinator/address"),
+    ("keeper.size", "big", "/keeper/size"),
+    ("keeper.size", "-1Gi", "/keeper/size"),
+    ("keeper.resources.limits", {str(i): 1 for i in range(17)}, "/keeper/resources/limits"),
+    ("sidecar.image", "a", "image"),
+    ("authority.secretName", "", "/authority/secretName"),
+    ("authority.secretName", "A", "/authority/secretName"),
+    ("authority.certificateLifeSeconds", 1199, "/authority/certificateLifeSeconds"),
+    ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
+    ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
+    ("metrics.port", 9441, "metrics.port and health.port are both 9441"),
+    ("metrics.port", 7443, "coordinator.port and metrics.port are both 7443"),
+    ("health.port", 7443, "coordinator.port and health.port are both 7443"),
+    ("keeper", {"size": "1Gi", "claimName": "a"}, "exclude each other"),
+    ("crds.enabled", "yes", "/crds/enabled"),
+    ("rbac.rules", [], "rules"),
+    ("serviceAccount.create", False, "serviceAccount.name is missing"),
+    ("serviceAccount.name", "A", "/serviceAccount/name"),
+    ("commonLabels", {"a": "b c"}, "/commonLabels/a"),
+    ("networkPolicies.peerCIDRs", ["10.0.0.1"], "/networkPolicies/peerCIDRs/0"),
+    ("networkPolicies.metricsFrom", ["a"], "/networkPolicies/metricsFrom/0"),
+    ("monitoring.monitors.interval", "often", "/monitoring/monitors/interval"),
+    ("monitoring.rules.interval", "1m", "interval"),
+    ("monitoring.dashboards.labels", {"a": 1}, "/monitoring/dashboards/labels/a"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), REFUSED)
+def test_a_senseless_value_is_refused_by_its_place(
+    helm: Helm, path: str, value: Any, told: str
+) -> None:
+    with pytest.raises(UnavailableError) as refusal:
+        helm.objects(merged(SITE, nested(path, value)))
+    message = str(refusal.value)
+    assert told in message or told.lstrip("/").replace("/", ".") in message
+
+
+def test_nobody_forgets_the_name_of_the_site(helm: Helm) -> None:
+    with pytest.raises(UnavailableError, match=r"--set site.name=plant-a"):
+        helm.objects({})
+
+
+# ---- the operator's settings
+
+REACHED: dict[str, tuple[dict[str, Any], Any]] = {
+    "site": (nested("site.name", "a" * 40), "a" * 40),
+    "namespaces": (nested("namespaces", ["ml", "edge"]), ("ml", "edge")),
+    "images.worker": (
+        nested("images", {"registry": "r.example/", "worker": {"tag": "1", "digest": DIGEST}}),
+        f"r.example/dlion-worker@{DIGEST}",
+    ),
+    "images.sidecar": (nested("images.sidecar.tag", "1.0"), "dlion-sidecar:1.0"),
+    "images.pull_policy": (nested("images.pullPolicy", "Never"), "Never"),
+    "images.pull_secrets": (nested("images.pullSecrets", ["a"] * 16), ("a",) * 16),
+    "coordinator.port": (nested("coordinator.port", 65535), 65535),
+    "coordinator.address": (nested("coordinator.address", "[fd00::1]:1"), "[fd00::1]:1"),
+    "keeper.size": (nested("keeper.size", "1.5Gi"), "1.5Gi"),
+    "keeper.storage_class_name": (nested("keeper.storageClassName", "a" * 253), "a" * 253),
+    "keeper.claim_name": (nested("keeper.claimName", "a" * 253), "a" * 253),
+    "keeper.resources.requests": (
+        nested("keeper.resources.requests", {"cpu": 2, "memory": 1073741824}),
+        {"cpu": "2", "memory": "1073741824"},
+    ),
+    "keeper.resources.limits": (
+        nested("keeper.resources.limits", {"memory": "1.5G"}),
+        {"memory": "1.5G"},
+    ),
+    "sidecar.resources.requests": (
+        nested("sidecar.resources.requests", {"cpu": "1m", "memory": "1"}),
+        {"cpu": "1m", "memory": "1"},
+    ),
+    "sidecar.resources.limits": (
+        nested("sidecar.resources.limits", {"memory": 1, "nvidia.com/gpu": 1}),
+        {"memory": "1", "nvidia.com/gpu": "1"},
+    ),
+    "authority.secret_name": (nested("authority.secretName", "true"), "true"),
+    "authority.certificate_life_seconds": (
+        nested("authority.certificateLifeSeconds", 2**31 - 1),
+        2**31 - 1,
+    ),
+    "metrics_port": (nested("metrics.port", 1024), 1024),
+    "health_port": (nested("health.port", 65535), 65535),
+}
+"""By the setting: values that reach it, at a bound of the schema where there is one."""
+
+
+def settings_of(helm: Helm, values: dict[str, Any], folder: Path) -> Settings:
+    """What the operator makes of the configuration that is rendered."""
+    data = helm.one("ConfigMap", values, only="config.yaml")["data"]
+    file = folder / "config.yaml"
+    file.write_text(data["config.yaml"])
+    return load_settings(file)
+
+
+def fields(kind: Any, path: str = "") -> Iterator[str]:
+    """The path of every setting."""
+    for name, annotation in typing.get_type_hints(kind).items():
+        if typing.get_origin(annotation) is typing.ClassVar:
+            continue
+        full = f"{path}.{name}".lstrip(".")
+        if dataclasses.is_dataclass(annotation):
+            yield from fields(annotation, full)
+        else:
+            yield full
+
+
+def test_every_setting_of_the_operator_is_tried() -> None:
+    assert set(REACHED) == set(fields(Settings))
+
+
+@pytest.mark.parametrize("path", REACHED)
+def test_a_setting_of_the_operator_is_reached(helm: Helm, path: str, tmp_path: Path) -> None:
+    values, expected = REACHED[path]
+    found: Any = settings_of(helm, merged(SITE, values), tmp_path)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if isinstance(found, dict):
+        found = {key: str(value) for key, value in found.items()}
+    assert found == expected
+
+
+def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
+    found = settings_of(helm, dict(SITE), tmp_path)
+    for field in dataclasses.fields(Settings):
+        if field.name in {"keeper", "sidecar"}:  # the chart gives them resources
+            own = dataclasses.replace(getattr(found, field.name), resources=None)
+            assert own == dataclasses.replace(field.default, resources=None)
+        elif field.default is not dataclasses.MISSING:
+            assert getattr(found, field.name) == field.default
+    assert found.coordinator.address == f"dlion-operator.{NAMESPACE}.svc:7443"
+    assert found.images.worker == "dlion-worker:0.1.0"
+
+
+@pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
+def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
+    at, value = path, OTHER[path]
+    if path == "serviceAccount.create":
+        at = "serviceAccount"
+    assert settings_of(helm, merged(SITE, nested(at, value)), tmp_path).site

@@ -1,0 +1,120 @@
+"""Alerts and dashboards ask for metrics that there are, and say so where people look.
+
+Proves: every metric, label and label's value in a query of the chart is in docs/metrics.md (which
+tests/unit/sidecar holds against the sidecars' code), counters are only asked for their increase,
+and only counters are; every alert is documented and says what to look at.
+Leaves out: whether a query answers its question, and PromQL's grammar beyond balanced brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dlion_api.status.conditions import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "dlion"
+DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
+ALERTS = [
+    rule
+    for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+SIDECARS = {"namespace", "job", "site"}
+SCRAPED = {"pod", "le"}
+"""Labels that the scraper adds to a sidecar's metrics, and that a histogram's buckets have."""
+
+
+def section(title: str) -> str:
+    """The text below that heading."""
+    return DOCUMENT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def metrics() -> dict[str, tuple[str, set[str]]]:
+    """Type and labels of every metric, by its name as Prometheus keeps it."""
+    found = {}
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Sidecars"), re.MULTILINE)
+    for name, kind in rows:
+        found[name] = (kind, SIDECARS | ({"peer_site"} if "_link_" in name else set()))
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", section("The operator"), re.MULTILINE)
+    for name, kind, labels in rows:
+        series = f"{name}_bucket" if kind == "histogram" else name
+        found[series] = (kind, set(re.findall(r"`(\w+)`", labels)))
+    return found
+
+
+KNOWN = metrics()
+
+
+def queries() -> Iterator[Any]:
+    """Every query of the chart, under the name of its alert or panel."""
+    for rule in ALERTS:
+        yield pytest.param(rule["expr"], id=rule["alert"])
+    for path in sorted((CHART / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield pytest.param(target["expr"], id=f"{path.stem}: {panel['title']}")
+
+
+def test_both_lists_are_read() -> None:
+    assert {"dlion_steps_total", "dlion_node_temperature_celsius", "dlion_job_state"} < set(KNOWN)
+    assert KNOWN["dlion_operator_reconcile_seconds_bucket"] == ("histogram", set())
+    assert KNOWN["dlion_job_state"] == ("gauge", {"namespace", "job", "state"})
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_a_query_asks_for_what_there_is(query: str) -> None:
+    named = re.findall(r"\bdlion_\w+", query)
+    assert named
+    assert set(named) <= set(KNOWN)
+    labels = set.union(*(KNOWN[name][1] for name in named)) | SCRAPED
+    grouped = ",".join(re.findall(r"\b(?:by|on) \(([^)]*)\)", query))
+    assert set(re.findall(r"\w+", grouped)) <= labels
+    for name, matchers in re.findall(r"(dlion_\w+)\{([^}]*)\}", query):
+        assert set(re.findall(r"(\w+)=", matchers)) <= KNOWN[name][1] | SCRAPED
+    for states in re.findall(r'state=~?"([^"]*)"', query):
+        assert set(states.split("|")) <= {str(state) for state in State}
+    for opening, closing in ("()", "{}", "[]"):
+        assert query.count(opening) == query.count(closing)
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_counters_are_asked_for_their_increase_and_nothing_else_is(query: str) -> None:
+    ranged = r"(?:rate|increase)\((dlion_\w+)(?:\{[^}]*\})?\["
+    increasing = set(re.findall(ranged, query))
+    for name in re.findall(r"\bdlion_\w+", query):
+        assert (name in increasing) == (KNOWN[name][0] in {"counter", "histogram"}), name
+
+
+def test_every_result_that_an_alert_names_is_documented() -> None:
+    (row,) = re.findall(r"^\| `dlion_operator_reconciles_total`.*$", DOCUMENT, re.MULTILINE)
+    for rule in ALERTS:
+        for result in re.findall(r'result="(\w+)"', rule["expr"]):
+            assert f"`{result}`" in row
+
+
+def test_every_alert_is_documented_and_says_what_to_look_at() -> None:
+    documented = re.findall(r"^\| `(DLion\w+)`", section("Alerts"), re.MULTILINE)
+    assert documented == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert len(rule["annotations"]["description"]) > 40
+        assert rule["annotations"]["summary"]
+
+
+def test_what_an_alert_says_names_labels_that_its_query_leaves() -> None:
+    for rule in ALERTS:
+        named = set.union(*(KNOWN[name][1] for name in re.findall(r"\bdlion_\w+", rule["expr"])))
+        aggregated = re.match(r"(?:sum|max) by \(([^)]*)\)", rule["expr"])
+        left = set(re.findall(r"\w+", aggregated[1])) if aggregated else named | {"pod"}
+        told = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        assert told <= left, rule["alert"]

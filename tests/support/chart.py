@@ -1,0 +1,122 @@
+"""The chart as tests see it: helm with folders of its own, and what it renders.
+
+Nothing here judges; helm is the testbed's (tests/support/testbed) or the one on the PATH.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dlion_api.errors import UnavailableError
+from testbed.binaries import built
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from testbed.kubectl import Kubectl
+
+CHART = Path(__file__).parents[2] / "helm" / "dlion"
+RELEASE, NAMESPACE = "dlion", "dlion-system"
+SITE: Mapping[str, Any] = {"site": {"name": "plant-a"}}
+"""The least that one has to say."""
+_OFFLINE = ("--kube-version", "1.34.0")
+"""A helm built by `go install` takes a cluster that it cannot ask for one of version 1.20."""
+
+
+def helm_program() -> Path | None:
+    """The testbed's helm, else the one on the PATH."""
+    binaries = built()
+    if binaries is not None:
+        return binaries.path("helm")
+    found = shutil.which("helm")
+    return Path(found) if found else None
+
+
+@dataclass(frozen=True)
+class Helm:
+    """helm, away from its user's configuration; with a cluster where one is given."""
+
+    program: Path
+    home: Path
+    kubectl: Kubectl | None = None
+
+    def run(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
+        """What helm prints. Raises: UnavailableError with what it said."""
+        command = [str(self.program), *arguments, *self._cluster()]
+        if values is not None:
+            command += ["--values", "-"]
+        done = subprocess.run(
+            command,
+            input=json.dumps(values),
+            env={**os.environ, **self._environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        if done.returncode != 0:
+            raise UnavailableError(f"helm {arguments[0]}: {done.stderr.strip()} {done.stdout}")
+        return done.stdout
+
+    def objects(
+        self, values: Mapping[str, Any] = SITE, *, release: str = RELEASE, only: str = ""
+    ) -> list[dict[str, Any]]:
+        """What the chart renders to; `only` names one template."""
+        text = _rendered(self, json.dumps(values), release, only)
+        return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+
+    def lint(self, values: Mapping[str, Any]) -> None:
+        """Raises: UnavailableError with what helm complains of."""
+        self.run("lint", "--strict", str(CHART), *_OFFLINE, values=values)
+
+    def one(self, kind: str, values: Mapping[str, Any] = SITE, *, only: str) -> dict[str, Any]:
+        """The one object of that kind that a template renders to."""
+        (found,) = [each for each in self.objects(values, only=only) if each["kind"] == kind]
+        return found
+
+    def _cluster(self) -> list[str]:
+        if self.kubectl is None:
+            return []
+        cluster = [f"--kubeconfig={self.kubectl.kubeconfig}"]
+        cluster += [f"--kube-context={self.kubectl.context}"] if self.kubectl.context else []
+        return cluster
+
+    def _environment(self) -> dict[str, str]:
+        folders = {f"HELM_{kind}_HOME": str(self.home / kind) for kind in
+                   ("CACHE", "CONFIG", "DATA")}  # fmt: skip
+        return folders | ({} if self.kubectl else {"KUBECONFIG": os.devnull})
+
+
+@functools.lru_cache(maxsize=256)  # many tests look at the same
+def _rendered(helm: Helm, values: str, release: str, only: str) -> str:
+    chosen = ["--show-only", f"templates/{only}"] if only else []
+    command = ["template", release, str(CHART), "--namespace", NAMESPACE, *_OFFLINE]
+    return helm.run(*command, *chosen, values=json.loads(values))
+
+
+def merged(*documents: Mapping[str, Any]) -> dict[str, Any]:
+    """Values put together as helm does: mappings part by part, the rest by the last."""
+    whole: dict[str, Any] = {}
+    for document in documents:
+        for key, value in document.items():
+            old = whole.get(key)
+            if isinstance(old, dict) and isinstance(value, dict):
+                value = merged(old, value)
+            whole[key] = value
+    return whole
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`{"a": {"b": value}}` of `a.b`."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)

@@ -1,0 +1,112 @@
+"""Writes helm/dlion/README.md from the comments of values.yaml; `--check` only compares.
+
+A value's text is the comment on the lines right above it; a mapping of which no part has one is
+shown whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHART = Path(__file__).parent.parent / "helm" / "dlion"
+TARGET = CHART / "README.md"
+HEAD = """<!-- Made by tools/generate_chart_readme.py from values.yaml; do not edit. -->
+# The chart `dlion`
+
+One site's operator with its rights, its settings and the definition of `DLionJob`. Installing,
+upgrading, uninstalling, several sites: [docs/installing.md](../../docs/installing.md).
+
+```
+helm install dlion helm/dlion --namespace dlion-system --create-namespace \\
+  --set site.name=plant-a --set images.registry=registry.example
+```
+
+Unknown values are refused (`values.schema.json`).
+
+| value | default | what it is |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One line of the table."""
+
+    path: str
+    default: str
+    text: str
+
+
+def values(source: str) -> list[Value]:
+    """Every value that has a comment of its own. Raises: ValueError naming one that has none."""
+    root = yaml.compose(source, Loader=yaml.SafeLoader)
+    assert root is not None
+    return list(_below(root, "", source.splitlines()))
+
+
+def _below(node: yaml.Node, path: str, lines: list[str]) -> Iterator[Value]:
+    assert isinstance(node, yaml.MappingNode)
+    for key, value in node.value:
+        full = f"{path}.{key.value}".lstrip(".")
+        comment = _comment(lines, key.start_mark.line)
+        if _is_divided(value, lines):
+            yield from _below(value, full, lines)
+        elif comment:
+            default = json.dumps(yaml.safe_load(yaml.serialize(value)))
+            yield Value(full, default, comment)
+        else:
+            raise ValueError(f"values.yaml: {full} has no comment on the line above it")
+
+
+def _is_divided(node: yaml.Node, lines: list[str]) -> bool:
+    """Whether the parts of a mapping have comments of their own."""
+    return (
+        isinstance(node, yaml.MappingNode)
+        and not node.flow_style
+        and any(_comment(lines, key.start_mark.line) for key, _ in node.value)
+    )
+
+
+def _comment(lines: list[str], line: int) -> str:
+    found: list[str] = []
+    while line > 0 and lines[line - 1].lstrip().startswith("#"):
+        line -= 1
+        found.insert(0, lines[line].lstrip().removeprefix("#").strip())
+    return " ".join(found)
+
+
+def text() -> str:
+    """The file's contents."""
+    rows = (
+        [f"`{each.path}`", f"`{each.default}`", each.text]
+        for each in values((CHART / "values.yaml").read_text(encoding="utf-8"))
+    )
+    table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return HEAD + "\n".join(table) + "\n"
+
+
+def main() -> int:
+    """Writes or compares; 1 when the file is not what the values say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    if not parser.parse_args().check:
+        TARGET.write_text(text(), encoding="utf-8")
+        return 0
+    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
+        return 0
+    print(f"{TARGET.name} is out of date: run tools/{Path(__file__).name}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Writes the chart's Grafana dashboards from the tables below; `--check` only compares.
+
+A dashboard is mostly form; what matters of it is here: which question a panel answers, by which
+query, in which unit. Tests hold every query against docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).parent.parent / "helm" / "dlion" / "dashboards"
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+OURS = 'namespace=~"$namespace", job=~"$job"'
+COLUMNS, WIDTH, HEIGHT = 3, 8, 8
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One question and its answer over time."""
+
+    title: str
+    query: str
+    legend: str
+    unit: str = "short"
+    stacked: bool = False
+
+
+TRAINING = (
+    Panel("State", f"dlion_job_state{{{OURS}}} == 1", "{{namespace}}/{{job}} {{state}}"),
+    Panel("Progress", f"dlion_job_progress_ratio{{{OURS}}}", "{{namespace}}/{{job}}",
+          "percentunit"),
+    Panel("Workers missing",
+          f"dlion_job_expected_workers{{{OURS}}} - dlion_job_ready_workers{{{OURS}}}",
+          "{{namespace}}/{{job}}"),
+    Panel("Steps per second",
+          f"sum by (namespace, job, site) (rate(dlion_steps_total{{{OURS}}}[$__rate_interval]))",
+          "{{job}} {{site}}"),
+    Panel("Samples per second",
+          f"sum by (namespace, job, site) (rate(dlion_samples_total{{{OURS}}}[$__rate_interval]))",
+          "{{job}} {{site}}", stacked=True),
+    Panel("Time of an iteration, without waiting", f"dlion_iteration_own_seconds{{{OURS}}}",
+          "{{site}} {{pod}}", "s"),
+    Panel("Batch shares", f"dlion_local_batch_samples{{{OURS}}}", "{{site}} {{pod}}",
+          stacked=True),
+    Panel("Capacity (samples per second)", f"dlion_capacity_samples_per_second{{{OURS}}}",
+          "{{site}} {{pod}}", stacked=True),
+    Panel("Global batch", f"max by (namespace, job) (dlion_global_batch_samples{{{OURS}}})",
+          "{{namespace}}/{{job}}"),
+    Panel("Bandwidth between sites",
+          f"sum by (site, peer_site) (dlion_link_bandwidth_bytes_per_second{{{OURS}}})",
+          "{{site}} to {{peer_site}}", "Bps"),
+    Panel("Bytes that links carry in an iteration",
+          f"sum by (site, peer_site) (dlion_link_budget_bytes{{{OURS}}})",
+          "{{site}} to {{peer_site}}", "bytes"),
+    Panel("Part of the time that the quota holds a trainer",
+          f"rate(dlion_trainer_throttled_seconds_total{{{OURS}}}[$__rate_interval])",
+          "{{site}} {{pod}}", "percentunit"),
+    Panel("Cores that trainers use",
+          f"rate(dlion_trainer_cpu_seconds_total{{{OURS}}}[$__rate_interval])",
+          "{{site}} {{pod}}"),
+    Panel("Time that some task waits for a CPU", f"dlion_node_cpu_pressure_ratio{{{OURS}}}",
+          "{{site}} {{pod}}", "percentunit"),
+    Panel("Temperature", f"dlion_node_temperature_celsius{{{OURS}}}", "{{site}} {{pod}}",
+          "celsius"),
+    Panel("Memory left on the machine", f"dlion_node_memory_available_bytes{{{OURS}}}",
+          "{{site}} {{pod}}", "bytes"),
+    Panel("Trainers away", f"sum by (site) (1 - dlion_trainer_connected_count{{{OURS}}})",
+          "{{site}}"),
+    Panel("Measurements refused",
+          f"sum by (site) (rate(dlion_refused_measurements_total{{{OURS}}}[$__rate_interval]))",
+          "{{site}}"),
+)  # fmt: skip
+OPERATOR = (
+    Panel("Jobs by state", "sum by (state) (dlion_job_state)", "{{state}}", stacked=True),
+    Panel("Reconciles per second",
+          "sum by (result) (rate(dlion_operator_reconciles_total[$__rate_interval]))",
+          "{{result}}"),
+    Panel("Time of a reconcile (95 of 100)",
+          "histogram_quantile(0.95,"
+          " sum by (le) (rate(dlion_operator_reconcile_seconds_bucket[$__rate_interval])))",
+          "95 %", "s"),
+    Panel("Errors of the API server per second",
+          "sum by (code) (rate(dlion_operator_api_errors_total[$__rate_interval]))", "{{code}}"),
+    Panel("Age of what is watched", "dlion_operator_watch_age_seconds", "{{pod}}", "s"),
+    Panel("Lag of the event loop", "dlion_operator_loop_lag_seconds", "{{pod}}", "s"),
+    Panel("Refusals of the coordinator per second",
+          "sum by (reason) (rate(dlion_coordinator_refusals_total[$__rate_interval]))",
+          "{{reason}}"),
+)  # fmt: skip
+DASHBOARDS = {
+    "training": ("DLion: training", TRAINING, ("namespace", "job")),
+    "operator": ("DLion: operator", OPERATOR, ()),
+}
+
+
+def dashboard(name: str) -> dict[str, Any]:
+    """Grafana's model of one dashboard."""
+    title, panels, choices = DASHBOARDS[name]
+    return {
+        "uid": f"dlion-{name}",
+        "title": title,
+        "tags": ["dlion"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source(), *(choice(each) for each in choices)]},
+        "panels": [drawn(panel, place) for place, panel in enumerate(panels)],
+    }
+
+
+def source() -> dict[str, Any]:
+    """The choice of a Prometheus."""
+    return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def choice(label: str) -> dict[str, Any]:
+    """The choice of values of one label; all at first."""
+    return {
+        "name": label,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": f"label_values(dlion_job_state, {label})", "refId": label},
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def drawn(panel: Panel, place: int) -> dict[str, Any]:
+    """Grafana's model of the panel at that place, counted row by row."""
+    row, column = divmod(place, COLUMNS)
+    custom: dict[str, Any] = {"fillOpacity": 10, "showPoints": "never"}
+    if panel.stacked:
+        custom |= {"fillOpacity": 40, "stacking": {"mode": "normal"}}
+    return {
+        "id": place + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": SOURCE,
+        "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "min": 0, "custom": custom},
+            "overrides": [],
+        },
+        "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list"}},
+        "targets": [
+            {
+                "refId": "A",
+                "datasource": SOURCE,
+                "expr": panel.query,
+                "legendFormat": panel.legend,
+            }
+        ],
+    }
+
+
+def text(name: str) -> str:
+    """The file's contents."""
+    return json.dumps(dashboard(name), indent=1) + "\n"
+
+
+def main() -> int:
+    """Writes or compares; 1 when a file is not what the tables say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    stale = []
+    for name in DASHBOARDS:
+        path = TARGET / f"{name}.json"
+        if not check:
+            path.write_text(text(name), encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text(name):
+            stale.append(path.name)
+    for name in stale:
+        print(f"{name} is not what its table says: run tools/{Path(__file__).name}",
+              file=sys.stderr)  # fmt: skip
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Writes the kustomize bases in config/ from the chart, with helm; `--check` only compares.
+
+Two bases: an operator that watches all namespaces, and one that watches its own alone. The
+settings are a file of their own, made into a ConfigMap by kustomize: an overlay replaces it, and
+the operator is started anew by the ConfigMap's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+HEAD = "# Made by tools/generate_kustomize_bases.py from helm/dlion; do not edit.\n"
+NAMESPACE = "dlion-system"
+CONFIG = "dlion-operator"
+BASES: dict[str, tuple[str, ...]] = {
+    "cluster": (),
+    "namespaced": ("--set", f"namespaces={{{NAMESPACE}}}"),  # and no definition: Roles do for it
+}
+CHOSEN = ("--set", "site.name=site-a", "--set", "crds.enabled=false", "--kube-version", "1.34.0")
+KUSTOMIZATION = f"""\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: {NAMESPACE}
+resources:
+- operator.yaml
+configMapGenerator:
+- name: {CONFIG}
+  files:
+  - config.yaml
+"""
+WITH_CRD = KUSTOMIZATION.replace("resources:\n", "resources:\n- ../../crds\n")
+
+
+def files(helm: str, base: str) -> dict[str, str]:
+    """The contents of a base by file name. Raises: CalledProcessError where helm fails."""
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(
+            [helm, "template", "dlion", str(ROOT / "helm" / "dlion"), "--namespace", NAMESPACE,
+             *CHOSEN, *BASES[base]],
+            env={**os.environ, "HELM_CACHE_HOME": home, "HELM_CONFIG_HOME": home,
+                 "HELM_DATA_HOME": home, "KUBECONFIG": os.devnull},
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    kept = [_plain(each) for each in objects if not _is_helms(each)]
+    (settings,) = (
+        each["data"]["config.yaml"]
+        for each in objects
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == CONFIG
+    )
+    return {
+        "kustomization.yaml": HEAD + (WITH_CRD if base == "cluster" else KUSTOMIZATION),
+        "operator.yaml": HEAD + yaml.safe_dump_all(kept, sort_keys=False, width=100),
+        "config.yaml": HEAD + settings,
+    }
+
+
+def _is_helms(document: dict[str, Any]) -> bool:
+    """Helm's test, and the ConfigMap that kustomize makes."""
+    if document["kind"] == "ConfigMap":
+        return bool(document["metadata"]["name"] == CONFIG)
+    return "helm.sh/hook" in document["metadata"].get("annotations", {})
+
+
+def _plain(document: dict[str, Any]) -> dict[str, Any]:
+    """Without what says that Helm made it."""
+    for metadata in (document["metadata"], *_template(document)):
+        labels = metadata["labels"]
+        labels.pop("helm.sh/chart")
+        labels["app.kubernetes.io/managed-by"] = "kustomize"
+        annotations = metadata.get("annotations", {})
+        annotations.pop("checksum/config", None)
+    return document
+
+
+def _template(document: dict[str, Any]) -> list[dict[str, Any]]:
+    template = document.get("spec", {}).get("template")
+    return [template["metadata"]] if template else []
+
+
+def main() -> int:
+    """Writes or compares; 1 when a file is not what the chart says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--helm", default=shutil.which("helm"), help="the program")
+    arguments = parser.parse_args()
+    if arguments.helm is None:
+        parser.error("no helm command on the PATH: give one with --helm")
+    stale = []
+    for base in BASES:
+        for name, contents in files(arguments.helm, base).items():
+            path = ROOT / "config" / base / name
+            if not arguments.check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(contents, encoding="utf-8")
+            elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
+                stale.append(path)
+    for path in stale:
+        print(f"{path} is not what the chart says: run tools/{Path(__file__).name}",
+              file=sys.stderr)  # fmt: skip
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
