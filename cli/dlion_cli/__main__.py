@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Final
 
 import click
@@ -19,6 +20,14 @@ COMMANDS: Final = {
     "compare": ("dlion_cli.compare:compare", "Compare policies in simulated runs."),
     "replay": ("dlion_cli.replay:replay", "Simulate a recorded run again, under other settings."),
     "calibrate": ("dlion_cli.calibrate:calibrate", "Measure what a step costs on this machine."),
+    "submit": ("dlion_cli.submit:submit", "Submit jobs to a cluster."),
+    "get": ("dlion_cli.get:get", "Show jobs of a cluster."),
+    "watch": ("dlion_cli.watch:watch", "Watch a job of a cluster train."),
+    "logs": ("dlion_cli.logs:logs", "Show what the workers of a job say."),
+    "fetch": ("dlion_cli.fetch:fetch", "Bring a job's model or results here."),
+    "suspend": ("dlion_cli.suspending:suspend", "Stop a job's workers and keep the job."),
+    "resume": ("dlion_cli.suspending:resume", "Start a suspended job's workers again."),
+    "delete": ("dlion_cli.delete:delete", "Delete jobs from a cluster."),
     "report": ("dlion_cli.report:report", "Make report.html of a result folder."),
     "validate": ("dlion_cli.validate:validate", "Check manifests."),
     "explain": ("dlion_cli.explain:explain", "Say what a field of the manifest means."),
@@ -62,7 +71,7 @@ def dlion() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code (`dlion_api.exit_codes`)."""
     try:
-        result = dlion.main(args=arguments, prog_name="dlion", standalone_mode=False)
+        result = dlion.main(args=arguments, prog_name=_program(), standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -76,6 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost border
         return _fail(error)
     return result if isinstance(result, int) else 0
+
+
+def _program() -> str:
+    """What the user typed; as kubectl's plugin (`kubectl-dlion` on the PATH) that is two words."""
+    return "kubectl dlion" if Path(sys.argv[0]).name == "kubectl-dlion" else "dlion"
 
 
 def _fail(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 from dlion_api.errors import (
     ContractError,
     DataError,
+    DeniedError,
     DivergedError,
     DLionError,
     ProgramError,
@@ -24,6 +25,7 @@ _CODES: Final = (
     (ProgramError, ExitCode.PROGRAM),
     (UnavailableError, ExitCode.UNAVAILABLE),
     (DivergedError, ExitCode.DIVERGED),
+    (DeniedError, ExitCode.DENIED),
     (ContractError, ExitCode.FAILED),
 )
 _STORAGE: Final = frozenset(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STDIN: Final = "-"
 _ROOTS: Final = ("apiVersion", "kind", "metadata", "spec")
+_RUN_ID: Final = ["spec", "runId"]
+"""A name even where it looks like a number: `--set runId=2`."""
 _STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,6})\]")
 
 
@@ -106,7 +108,10 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     place: Any = document
     for step, following in itertools.pairwise(steps):
         place = _enter(place, step, [] if isinstance(following, int) else {}, path)
-    _store(place, steps[-1], _value(text), path)
+    value = _value(text)
+    if steps == _RUN_ID and value is not None and not isinstance(value, str):
+        value = text.strip()
+    _store(place, steps[-1], value, path)
 
 
 def _steps(path: str) -> list[str | int]:

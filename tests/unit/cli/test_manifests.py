@@ -173,3 +173,8 @@ def test_set_says_everything_that_is_wrong() -> None:
     assert "is a list" in said["sites.name=a"]
     assert "is a single value" in said["trainer.seed.x=1"]
     assert "not YAML" in said["a={"]
+
+
+@pytest.mark.parametrize(("text", "run_id"), [("2", "2"), ("007", "007"), ('"3"', "3"), ("b", "b")])
+def test_a_run_is_named_though_it_looks_like_a_number(text: str, run_id: str) -> None:
+    assert apply_set({}, [f"runId={text}"]) == {"spec": {"runId": run_id}}

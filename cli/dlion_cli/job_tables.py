@@ -1,0 +1,153 @@
+"""How jobs of a cluster look in a terminal: the list, and one job with its sites and conditions.
+
+Called by `get` and `job_view`. Works nothing out: `job_status` reads the documents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_api.status import ConditionType
+from dlion_cli.cluster_jobs import event_time
+from dlion_cli.figures import NOT_KNOWN, duration
+from dlion_cli.job_status import JobStatus, Said, age, parsed_time, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from rich.console import RenderableType
+
+_STATE_STYLES = {
+    "Training": "green",
+    "Succeeded": "cyan",
+    "Degraded": "yellow",
+    "Waiting": "yellow",
+    "Suspended": "dim",
+    "Failed": "bold red",
+    "Ready": "green",
+    "Starting": "yellow",
+    "Unreachable": "bold red",
+    "Refused": "bold red",
+}
+_BAD = frozenset({ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED})
+NOT_SEEN = (
+    "No operator has looked at this job yet. Is one installed for this namespace? "
+    "kubectl get pods -A -l app.kubernetes.io/name=dlion"
+)
+
+
+def list_table(jobs: Sequence[JobStatus], now: datetime, *, wide: bool, everywhere: bool) -> Table:
+    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds figures."""
+    table = _plain_table()
+    if everywhere:
+        table.add_column("NAMESPACE", no_wrap=True)
+    for title in ("NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"):
+        table.add_column(title, no_wrap=True)
+    if wide:
+        for title in ("RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"):
+            table.add_column(title, no_wrap=True)
+    for job in jobs:
+        cells = [*([job.namespace] if everywhere else []), *_list_cells(job, now)]
+        table.add_row(*map(_styled, [*cells, *(_wide_cells(job) if wide else [])]))
+    return table
+
+
+def _list_cells(job: JobStatus, now: datetime) -> list[str]:
+    progress = job.progress_percentage
+    return [
+        job.name,
+        job.state,
+        NOT_KNOWN if progress is None else f"{progress} %",
+        job.ready_sites,
+        job.ready_workers,
+        job.steps_per_second,
+        job.age(now),
+    ]
+
+
+def _wide_cells(job: JobStatus) -> list[str]:
+    metrics = job.metrics
+    ready = job.outcome or job.condition(ConditionType.READY)
+    return [
+        job.run_id,
+        duration(job.remaining_s),
+        metrics.get("loss", NOT_KNOWN),
+        metrics.get("accuracy", NOT_KNOWN),
+        job.links,
+        ready.reason if ready else NOT_KNOWN,
+    ]
+
+
+def one_job(
+    job: JobStatus, events: Sequence[Mapping[str, Any]], now: datetime
+) -> list[RenderableType]:
+    """One job: its row, figures, sites, conditions and newest events."""
+    parts: list[RenderableType] = [list_table([job], now, wide=False, everywhere=False), Text("")]
+    if not job.was_ever_seen:
+        parts += [Text(NOT_SEEN, style="yellow"), Text("")]
+    figures = f"ETA {duration(job.remaining_s)}  ·  {figures_line(job)}"
+    parts += [Text(figures), Text(""), sites_table(job), Text("")]
+    if job.conditions:
+        parts += [conditions_table(job.conditions, now), Text("")]
+    if events:
+        parts += [Text("EVENTS", style="bold"), *(event_line(event, now) for event in events)]
+    return parts
+
+
+def figures_line(job: JobStatus) -> str:
+    """Run, metrics and links in a line."""
+    parts = [f"run {job.run_id}"]
+    parts += [f"{name} {value}" for name, value in job.metrics.items()]
+    return "  ·  ".join([*parts, f"links {job.links}"])
+
+
+def sites_table(job: JobStatus) -> Table:
+    """One row per site."""
+    table = _plain_table()
+    for title in ("SITE", "STATE", "WORKERS"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("MESSAGE", overflow="fold")
+    for row in job.sites:
+        table.add_row(*map(_styled, (row.name, row.state, row.workers, row.message)))
+    return table
+
+
+def conditions_table(conditions: Iterable[Said], now: datetime) -> Table:
+    """One row per condition."""
+    table = _plain_table()
+    for title in ("CONDITION", "STATUS", "REASON", "SINCE"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("MESSAGE", overflow="fold")
+    for said in conditions:
+        style = "bold red" if said.holds and said.type in _BAD else ""
+        since = parsed_time(said.since)
+        shown = NOT_KNOWN if since is None else age((now - since).total_seconds())
+        cells = (said.type, said.status, said.reason, shown, said.message)
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    return table
+
+
+def event_line(event: Mapping[str, Any], now: datetime) -> Text:
+    """One event of the cluster in a line: how long ago, why, what."""
+    at = parsed_time(event_time(dict(event)))
+    line = Text()
+    line.append(f"{NOT_KNOWN if at is None else age((now - at).total_seconds()):>6}  ", style="dim")
+    warning = event.get("type") == "Warning"
+    line.append(text(event.get("reason")), style="bold yellow" if warning else "bold")
+    line.append(f"  {text(event.get('message'), '')}")
+    count = event.get("count")
+    if isinstance(count, int) and count > 1:
+        line.append(f"  (x{count})", style="dim")
+    return line
+
+
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+
+
+def _styled(cell: str) -> Text:
+    return Text(cell, style=_STATE_STYLES.get(cell, ""))

@@ -1,0 +1,211 @@
+"""`dlion submit`: manifests checked here, then applied to a cluster; with `--wait`, to the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+
+from dlion_api.errors import DLionError, Problem, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Metadata
+from dlion_cli.changed_fields import changed_fields
+from dlion_cli.cluster_options import cluster_options, wait_timeout
+from dlion_cli.failures import exit_code_of, message_of
+from dlion_cli.job_status import JobStatus
+from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_documents
+from dlion_cli.watching import watch_to_end
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlion_api.spec import Job
+    from dlion_cli.cluster_jobs import Document, Jobs
+    from dlion_cli.yaml_text import Text
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One document that is valid here."""
+
+    source: str
+    document: Document
+    lines: Mapping[str, int] | None
+    job: Job
+    namespace: str | None
+
+
+@click.command()
+@click.argument("file")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+    help="Change a field of every document, e.g. runId=2. Repeatable.",
+)  # fmt: skip
+@click.option("--wait", is_flag=True, help="Watch to the end; its exit code says how it ended.")
+@click.option("--dry-run", is_flag=True, help="Let the API server judge, and change nothing.")
+@click.option(
+    "--force-conflicts", is_flag=True, help="Take over fields that others have set otherwise."
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text",
+    help="What is printed of each job; with --wait, json is a line at each change.",
+)  # fmt: skip
+@wait_timeout
+@cluster_options
+def submit(
+    jobs: Jobs,
+    file: str,
+    assignments: tuple[str, ...],
+    wait: bool,
+    dry_run: bool,
+    force_conflicts: bool,
+    output: str,
+    timeout_s: float | None,
+) -> int:
+    """Submit the jobs of manifest FILE to the cluster; `-` reads standard input.
+
+    All documents are checked first, as by `dlion validate`; if one is wrong nothing is sent. Then
+    each is applied (server-side apply, field manager dlion-cli): it is created, configured or
+    unchanged. A job that trains over several sites is submitted at each of them.
+
+    \b
+    dlion submit job.yaml
+    dlion submit job.yaml --set runId=2 --wait      # a new run, watched to its end
+    dlion submit job.yaml --dry-run
+    for site in plant-a plant-b; do dlion submit job.yaml --context $site; done
+    """
+    if wait and dry_run:
+        raise click.UsageError("--dry-run makes nothing that --wait could wait for")
+    given = click.get_current_context().params.get("namespace")
+    manifests = _valid(file, assignments, given)
+    if manifests is None:
+        return ExitCode.SPEC
+    shown = "" if wait and output == "json" else output
+    submitted, code = [], int(ExitCode.OK)
+    for each in manifests:
+        place = jobs.within(each.namespace or jobs.cluster.namespace)
+        try:
+            _submit(place, each, dry_run=dry_run, force=force_conflicts, output=shown)
+            submitted.append((place, each.job.metadata.name))
+        except DLionError as error:
+            click.echo(f"dlion: {message_of(error)}", err=True)
+            code = code or exit_code_of(error)
+    for place, name in submitted if wait else ():
+        ended = watch_to_end(
+            place, name, output="json" if output == "json" else "text", timeout_s=timeout_s
+        )
+        if ended == ExitCode.INTERRUPTED:
+            return ended
+        code = code or ended
+    return code
+
+
+def _valid(file: str, assignments: tuple[str, ...], given: str | None) -> list[Manifest] | None:
+    """Every document, or None where one is wrong: then all their problems have been said."""
+    source = "standard input" if file == STDIN else file
+    texts = read_documents(file)
+    found, wrong = [], False
+    for number, text in enumerate(texts, start=1):
+        name = f"{source}#{number}" if len(texts) > 1 else source
+        try:
+            found.append(_manifest(text, name, assignments, given))
+        except SpecError as error:
+            click.echo(f"dlion: {error}", err=True)
+            wrong = True
+    return None if wrong else found
+
+
+def _manifest(text: Text, source: str, assignments: tuple[str, ...], given: str | None) -> Manifest:
+    lines = None if assignments else text.lines
+    document = apply_set(text.value, assignments) if assignments else text.value
+    job = load_manifest(document, source=source, lines=lines)
+    named = document["metadata"].get("namespace")
+    if given and named and named != given:
+        problem = Problem(
+            "metadata.namespace",
+            "is not the namespace that -n names",
+            value=named,
+            allowed=given,
+            advice="Leave one of them away",
+            line=(lines or {}).get("metadata.namespace"),
+        )
+        raise SpecError([problem], source=source)
+    return Manifest(source, document, lines, job, named)
+
+
+def _submit(jobs: Jobs, manifest: Manifest, *, dry_run: bool, force: bool, output: str) -> None:
+    name = manifest.job.metadata.name
+    before = jobs.find(name)
+    try:
+        after, is_new = jobs.apply(_applied(manifest, jobs), dry_run=dry_run, force=force)
+    except SpecError as error:
+        raise _located(error, manifest, before) from error
+    _say(manifest, before, after, is_new=is_new, dry_run=dry_run, output=output)
+
+
+def _applied(manifest: Manifest, jobs: Jobs) -> Document:
+    """The document without what only an API server writes, as in what `dlion get -o yaml` shows."""
+    document = {k: v for k, v in manifest.document.items() if k != "status"}
+    metadata = {k: v for k, v in document["metadata"].items() if k not in Metadata.ignored}
+    return {**document, "metadata": {**metadata, "namespace": jobs.cluster.namespace}}
+
+
+def _located(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
+    """The API server's problems with the manifest's lines, and what was changed."""
+    problems = [
+        Problem(
+            problem.path,
+            problem.message,
+            value=changed_fields(before, manifest.document, problem.path) if problem.advice else "",
+            allowed=problem.allowed,
+            advice=problem.advice,
+            line=(manifest.lines or {}).get(problem.path),
+        )
+        for problem in error.problems
+    ]
+    return SpecError(problems, source=f"{manifest.source}: the API server refuses it")
+
+
+def _say(
+    manifest: Manifest,
+    before: Document | None,
+    after: Document,
+    *,
+    is_new: bool,
+    dry_run: bool,
+    output: str,
+) -> None:
+    name = manifest.job.metadata.name
+    if output in ("json", "yaml"):
+        after.get("metadata", {}).pop("managedFields", None)
+        text = json.dumps(after, indent=2) if output == "json" else yaml.safe_dump(after)
+        click.echo(text.rstrip("\n"))
+    elif output == "name":
+        click.echo(f"dlionjob.dlion.dev/{name}")
+    elif output == "text":
+        suffix = " (server dry run)" if dry_run else ""
+        click.echo(f"dlionjob.dlion.dev/{name} {_what(before, after, is_new)}{suffix}")
+    outcome = None if before is None else JobStatus(after).outcome
+    if outcome is not None and output == "text":
+        run_id = JobStatus(after).run_id
+        click.echo(
+            f"dlion: run {run_id} of {name} has ended ({outcome.type}). For a new run: "
+            "--set runId=… with another one",
+            err=True,
+        )
+
+
+def _what(before: Document | None, after: Document, is_new: bool) -> str:
+    if before is None or is_new:
+        return "created"
+    return "unchanged" if _content(before) == _content(after) else "configured"
+
+
+def _content(document: Document) -> Any:
+    """What a user may set; a dry run has no resource version to compare."""
+    metadata = document.get("metadata", {})
+    kept = {k: metadata.get(k) for k in ("labels", "annotations", "finalizers")}
+    return document.get("spec"), kept

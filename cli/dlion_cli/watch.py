@@ -1,0 +1,36 @@
+"""`dlion watch`: a job of a cluster as it trains, until its run has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dlion_cli.cluster_options import cluster_options, name_argument, wait_timeout
+from dlion_cli.watching import watch_to_end
+
+if TYPE_CHECKING:
+    from dlion_cli.cluster_jobs import Jobs
+
+
+@click.command()
+@name_argument()
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text",
+    help="json: the whole document in one line at each change.",
+)  # fmt: skip
+@wait_timeout
+@cluster_options
+def watch(jobs: Jobs, name: str, output: str, timeout_s: float | None) -> int:
+    """Watch job NAME train: progress, ETA, metrics, sites, conditions, events.
+
+    Ends when the run has, with exit code 0 after success; 65, 67 or 124 where manifest, program or
+    deadline were the reason, else 1. A lost connection is made again. Ctrl-C leaves the job
+    running.
+
+    \b
+    dlion watch cifar10
+    dlion watch cifar10 -o json | jq -c .status.trainerStatus
+    dlion watch cifar10 --timeout 600 || echo "not in time, or failed"
+    """
+    return watch_to_end(jobs, name, output=output, timeout_s=timeout_s)

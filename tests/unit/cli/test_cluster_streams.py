@@ -1,0 +1,280 @@
+"""What the command line makes of an API server's streams, from a server that says what it is told.
+
+Proves: a log that is taken up again repeats no line and loses none, though the API server counts
+whole seconds and lines may bear the same time; it ends with its pod, and waits out errors. A watch
+is taken up again after its end, a cut in the midst of a line, and an expired version; a new job of
+the same name is another. What is no API server is told. A
+command in a pod ends as it says, and its connection with it.
+
+Leaves out: a real API server (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
+from dlion_cli.cluster import Cluster, connect
+from dlion_cli.cluster_jobs import Jobs
+from dlion_cli.following import Gone, TimeUpError, follow
+from dlion_cli.log_lines import Source, lines_for_ever
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOURCE = Source("ml", "w-0", "trainer", "small-0")
+GONE = (404, json.dumps({"details": {"kind": "pods", "name": "w-0"}}))
+STARTING = (400, json.dumps({"message": 'container "trainer" is waiting to start'}))
+
+
+class Script:
+    """Answers in order, and the addresses that were asked for."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def cluster(script: Script, tmp_path: Path) -> Iterator[Cluster]:
+    """A connection to a server that gives the script's answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            script.asked.append(self.path)
+            code, text = script.answers.pop(0) if script.answers else (503, "")
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text.encode()) + ("…" in text)))
+            self.end_headers()  # with … one byte less comes than was said: a broken connection
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        config = {
+            "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{_port(server)}"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "ml"}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        made = connect(kubeconfig=str(tmp_path / "config"))
+        with contextlib.closing(made):
+            yield made
+        server.shutdown()
+
+
+def _port(server: ThreadingHTTPServer) -> int:
+    return int(server.server_address[1])
+
+
+class NoPause(threading.Event):
+    """Time that passes at once."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def log(*lines: str) -> tuple[int, str]:
+    return 200, "".join(f"2026-01-31T12:00:{line}\n" for line in lines)
+
+
+def texts(cluster: Cluster, tail: int | None = None) -> list[str]:
+    return [line.text for line in lines_for_ever(cluster, SOURCE, tail=tail, stop=NoPause())]
+
+
+def test_a_log_that_is_taken_up_again_repeats_nothing(cluster: Cluster, script: Script) -> None:
+    script.answers = [
+        log("01.1Z a", "01.2Z b", "01.2Z b"),
+        log("01.1Z a", "01.2Z b", "01.2Z b", "01.2Z b", "01.3Z c"),
+        (503, ""),
+        log("01.1Z a", "01.2Z b", "01.2Z b", "01.2Z b", "01.3Z c"),
+        STARTING,
+        log("01.3Z c", "02.0Z d e"),
+        GONE,
+    ]
+    assert texts(cluster, tail=3) == ["a", "b", "b", "b", "c", "d e"]
+    assert "tailLines=3" in script.asked[0]
+    assert all("tailLines" not in path for path in script.asked[1:])
+    assert "sinceTime=2026-01-31T12%3A00%3A01.3Z" in script.asked[-2]
+
+
+def test_times_are_compared_as_times(cluster: Cluster, script: Script) -> None:
+    """A kubelet leaves out zeros at the end, and may count in its node's zone."""
+    script.answers = [
+        log("01.12Z a", "01.125Z b"),
+        log("01.12Z a", "01.125Z b", "01.13Z c"),
+        (200, "2026-01-31T14:00:01.13+02:00 c\nunable to retrieve container logs\n"),
+        GONE,
+    ]
+    assert texts(cluster) == ["a", "b", "c"]
+
+
+def test_a_log_waits_for_its_container(cluster: Cluster, script: Script) -> None:
+    script.answers = [STARTING, (500, ""), log("01.0Z a"), GONE]
+    assert texts(cluster, tail=5) == ["a"]
+    assert all("tailLines=5" in path for path in script.asked[:3])
+
+
+# ---- watching ------------------------------------------------------------------------------------
+
+
+def job(version: int, uid: str = "u") -> dict[str, Any]:
+    return {"metadata": {"name": "j", "uid": uid, "resourceVersion": str(version)}}
+
+
+def events(*events: tuple[str, dict[str, Any]]) -> tuple[int, str]:
+    return 200, "".join(json.dumps({"type": t, "object": o}) + "\n" for t, o in events)
+
+
+def seen(cluster: Cluster, **options: Any) -> tuple[list[str], list[str]]:
+    """Versions that were yielded (`gone` at the end), and troubles."""
+    troubles: list[str] = []
+    found = [
+        "gone" if isinstance(each, Gone) else each["metadata"]["resourceVersion"]
+        for each in follow(
+            Jobs(cluster), "j", on_trouble=troubles.append, sleep=lambda _s: None, **options
+        )
+    ]
+    return found, troubles
+
+
+def test_a_watch_is_taken_up_again(cluster: Cluster, script: Script) -> None:
+    expired = {"code": 410, "message": "too old"}
+    script.answers = [
+        (200, json.dumps(job(1))),
+        events(("BOOKMARK", job(2)), ("MODIFIED", job(3))),
+        (200, json.dumps(job(3))),
+        events(("MODIFIED", job(4)), ("ERROR", expired), ("MODIFIED", job(99))),
+        (200, json.dumps(job(5))),
+        (200, json.dumps({"type": "MODIFIED", "object": job(6)}) + '\n{"type": "MODI'),
+        (503, ""),
+        (200, json.dumps(job(7))),
+        (200, json.dumps({"type": "MODIFIED", "object": job(8)}) + '\n"…"'),
+        (200, json.dumps(job(8))),
+        events(("DELETED", job(9))),
+    ]
+    found, troubles = seen(cluster)
+    assert found == ["1", "3", "4", "5", "6", "7", "8", "gone"]
+    assert len(troubles) == 2
+    assert "503" in troubles[0]
+    assert "resourceVersion=1&" in script.asked[1]
+    assert "resourceVersion=3&" in script.asked[3]
+
+
+def test_a_new_job_of_the_same_name_is_another(cluster: Cluster, script: Script) -> None:
+    script.answers = [(200, json.dumps(job(1))), events(), (200, json.dumps(job(2, "other")))]
+    assert seen(cluster)[0] == ["1", "gone"]
+
+
+def test_at_first_trouble_is_raised(cluster: Cluster, script: Script) -> None:
+    script.answers = [(500, "")]
+    with pytest.raises(UnavailableError, match="cannot answer just now"):
+        seen(cluster)
+    script.answers = [(404, json.dumps({"details": {"kind": "dlionjobs", "name": "j"}}))]
+    with pytest.raises(AbsentError, match="no DLionJob 'j'"):
+        seen(cluster)
+
+
+def test_the_time_is_up_also_while_the_server_is_away(cluster: Cluster, script: Script) -> None:
+    now_s = [0.0]
+    script.answers = [(200, json.dumps(job(1)))]  # and then 503 for ever
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    with pytest.raises(TimeUpError):
+        for _ in follow(Jobs(cluster), "j", timeout_s=60, clock=lambda: now_s[0], sleep=sleep):
+            pass
+    assert now_s[0] == pytest.approx(60)
+    assert len(script.asked) < 15  # pauses have grown
+
+
+@pytest.mark.parametrize("answer", ["<html>log in here</html>", "[]", "", "\x00"])
+def test_what_is_no_api_server_is_told(cluster: Cluster, script: Script, answer: str) -> None:
+    script.answers = [(200, answer)]
+    with pytest.raises(DLionError, match="is it a Kubernetes API server"):
+        Jobs(cluster).get("j")
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def frame(channel: int, content: bytes) -> bytes:
+    payload = bytes([channel]) + content
+    return bytes([0x82, len(payload)]) + payload
+
+
+def ran(tmp_path: Path, *frames: bytes) -> bytes:
+    """What a command's output is, from a server that sends these frames and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            near, _ = listener.accept()
+            with near:
+                asked = near.recv(65536).decode()
+                key = re.search("Sec-WebSocket-Key: (.*)\r", asked, re.IGNORECASE)
+                assert key is not None
+                magic = (key[1] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()
+                accept = base64.b64encode(hashlib.sha1(magic).digest()).decode()
+                near.sendall(
+                    "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+                    "Connection: Upgrade\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n"
+                    f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode()
+                )
+                near.sendall(b"".join(frames))
+                near.recv(65536)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        config = {
+            "current-context": "x",
+            "clusters": [
+                {
+                    "name": "c",
+                    "cluster": {"server": f"http://127.0.0.1:{listener.getsockname()[1]}"},
+                }
+            ],
+            "contexts": [{"name": "x", "context": {"cluster": "c"}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        cluster = connect(kubeconfig=str(tmp_path / "config"))
+        try:
+            return b"".join(cluster.command("ml", "k", "keeper", ["python"]))
+        finally:
+            thread.join()
+
+
+CLOSE = b"\x88\x00"
+SUCCESS = frame(3, b'{"status": "Success"}')
+
+
+def test_a_command_ends_as_it_says(tmp_path: Path) -> None:
+    """A connection that stays open would fail this by its warning."""
+    output = ran(tmp_path, frame(1, b"a"), frame(2, b"w"), frame(1, b"b"), SUCCESS, CLOSE)
+    assert output == b"ab"
+    failure = frame(3, b'{"status": "Failure", "message": "exit code 1"}')
+    with pytest.raises(DataError, match="pod k: no room"):
+        ran(tmp_path, frame(2, b"no room\n"), failure, CLOSE)
+    with pytest.raises(DataError, match="exit code 1"):
+        ran(tmp_path, failure, CLOSE)
+    with pytest.raises(UnavailableError, match="broke before the command had ended"):
+        ran(tmp_path, frame(1, b"a"), CLOSE)

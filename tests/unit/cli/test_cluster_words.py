@@ -1,0 +1,333 @@
+"""What the cluster's commands say without a cluster: refusals, kubeconfig rules, tables, pictures.
+
+Proves: each answer of an API server has its words, its kind of error and what to do; of several
+kubeconfig files the first counts, as for kubectl; documents with missing, foreign or hostile fields
+are shown nonetheless; the picture says progress, ETA and lost connections; what was changed is
+named. Without the Kubernetes client the commands say how to install it, and loading them is cheap.
+
+Leaves out: a real API server (tests/cluster/test_cli.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from dlion_api.errors import (
+    AbsentError,
+    DataError,
+    DeniedError,
+    DLionError,
+    SpecError,
+    UnavailableError,
+)
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_cli.changed_fields import changed_fields
+from dlion_cli.cluster_refusals import refusal, unreachable
+from dlion_cli.job_status import JobStatus, exit_code_of
+from dlion_cli.job_tables import list_table, one_job
+from dlion_cli.job_view import JobView
+from dlion_cli.kubeconfig import chosen_context
+from manifest_table import changed, smallest
+
+NOW = datetime(2026, 1, 31, 12, 5, tzinfo=UTC)
+
+
+def answer(message: str, **details: Any) -> bytes:
+    return json.dumps({"kind": "Status", "message": message, "details": details}).encode()
+
+
+FORBIDDEN = (
+    'pods "x" is forbidden: User "jane" cannot create resource "pods/exec" in API group "" in the '
+    'namespace "ml"'
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "content", "kind", "words"),
+    [
+        (401, answer("Unauthorized"), DeniedError, "Log in anew"),
+        (403, answer(FORBIDDEN), DeniedError, "--verb=create --resource=pods/exec -n ml"),
+        (403, b"\xff<html>no", DeniedError, "<html>no"),
+        (404, b"404 page not found\n", AbsentError, "dlionjobs.dlion.dev is not installed"),
+        (404, answer("", kind="dlionjobs", name="x"), AbsentError, "no DLionJob 'x'"),
+        (404, answer("", kind="namespaces", name="x"), AbsentError, "kubectl create namespace x"),
+        (404, answer("gone", kind="pods", name="x"), AbsentError, "gone"),
+        (409, answer("the object has been modified"), DeniedError, "Try again"),
+        (410, answer("too old"), UnavailableError, "too old"),
+        (422, answer("bad", causes=[]), SpecError, "bad"),
+        (429, answer("slow down"), UnavailableError, "Try again in a moment"),
+        (500, b"", UnavailableError, "500"),
+        (503, b"[]", UnavailableError, "503"),
+        (418, answer("teapot"), UnavailableError, "418"),
+    ],
+)
+def test_each_refusal_has_its_words(
+    code: int, content: bytes, kind: type[DLionError], words: str
+) -> None:
+    error = refusal(code, content, context="here")
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_a_refused_field_is_named_without_its_echo() -> None:
+    causes = [
+        {"field": "spec.trainer", "message": 'Invalid value: "object": trainer may change only '
+         "together with runId"},
+        {"field": "spec.minSites", "message": "Invalid value: 65: must be at most 64"},
+    ]  # fmt: skip
+    error = refusal(422, answer("x", causes=causes), context="c")
+    assert isinstance(error, SpecError)
+    first, second = error.problems
+    assert first.message == "trainer may change only together with runId"
+    assert "--set runId=" in first.advice
+    assert (second.path, second.message) == ("spec.minSites", "must be at most 64")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[Errno 111] Connection refused", "nothing listens"), ("Read timed out", "no answer in time"),
+     ("Name or service not known", "no such host"), ("CERTIFICATE_VERIFY_FAILED", "certificate"),
+     ("odd", "odd")],
+)  # fmt: skip
+def test_why_a_server_does_not_answer(text: str, words: str) -> None:
+    said = str(unreachable("https://x:1", OSError(text), context="here"))
+    assert words in said
+    assert "https://x:1 (context 'here')" in said
+
+
+# ---- kubeconfig ----------------------------------------------------------------------------------
+
+
+def config(path: Path, current: str | None, **namespaces: str) -> Path:
+    contexts = [
+        {"name": name, "context": {"cluster": "c", "namespace": namespace}}
+        for name, namespace in namespaces.items()
+    ]
+    document: dict[str, Any] = {"contexts": contexts}
+    path.write_text(yaml.safe_dump(document | ({"current-context": current} if current else {})))
+    return path
+
+
+def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
+    first = config(tmp_path / "1", None, a="of-1")
+    second = config(tmp_path / "2", "a", a="of-2", b="other")
+    third = config(tmp_path / "3", "b")
+    environment = {"KUBECONFIG": f"{first}:{tmp_path / 'none'}:{second}:{third}"}
+    chosen = chosen_context(None, None, environment)
+    assert chosen is not None
+    assert (chosen.name, chosen.namespace) == ("a", "of-1")
+    assert chosen.files == f"{first}:{second}:{third}"
+    other = chosen_context(None, "b", environment)
+    assert other is not None
+    assert other.namespace == "other"
+    named = chosen_context(str(third.with_name("2")), None, environment)
+    assert named is not None
+    assert named.namespace == "of-2"
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "words"),
+    [
+        ("contexts: []", None, "no context is the current one; it has: none"),
+        ("current-context: x", None, "there is no context 'x'"),
+        ("{", None, "cannot be read"),
+        ("- 1", None, "is no kubeconfig file"),
+        ("", "x", "there is no context 'x'"),
+        ("contexts: [1, {name: y, context: {}}]", "x", "it has: y"),
+    ],
+)
+def test_a_kubeconfig_that_is_wrong(
+    tmp_path: Path, content: str, context: str | None, words: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(DataError, match=words):
+        chosen_context(str(path), context, {})
+
+
+def test_without_a_file_a_pod_finds_its_own_cluster() -> None:
+    environment = {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert chosen_context(None, None, environment) is None
+    with pytest.raises(DataError, match="no kubeconfig file at /none"):
+        chosen_context(None, None, {"KUBECONFIG": "/none"})
+    with pytest.raises(DataError, match="/other"):
+        chosen_context("/other", None, environment)
+
+
+# ---- documents as they are shown -----------------------------------------------------------------
+
+
+def condition(type_: str, reason: str, status: str = "True", message: str = "") -> dict[str, Any]:
+    at = "2026-01-31T12:00:00Z"
+    return {"type": type_, "status": status, "reason": reason, "message": message,
+            "lastTransitionTime": at}  # fmt: skip
+
+
+def document(**status: Any) -> dict[str, Any]:
+    made = changed(smallest(), {"metadata.creationTimestamp": "2026-01-31T12:00:00Z"})
+    made["metadata"] |= {"namespace": "ml", "generation": 1}
+    return made | {"status": {"observedGeneration": 1, **status}}
+
+
+def shown(*parts: Any, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for part in parts:
+        console.print(part)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+ODD: list[dict[str, Any]] = [
+    {},
+    {"metadata": None, "spec": [], "status": "x"},
+    {"metadata": {"creationTimestamp": "yesterday"}, "status": {"conditions": {}, "sites": [1]}},
+    {"spec": {"sites": [{"groups": [{"workers": "3"}, None]}, 7]}, "status": {"links": 1}},
+    {"status": {"trainerStatus": {"progressPercentage": "42", "metrics": [{}, 3]},
+                "conditions": [{}, {"lastTransitionTime": 5}]}},
+    {"status": {"state": "\x1b[2J[red]", "sites": [{"name": "a\nb", "message": "[/]"}]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_odd_documents_are_shown(odd: dict[str, Any]) -> None:
+    job = JobStatus(odd)
+    text = shown(*one_job(job, [{}, {"message": "m"}], NOW))
+    text += shown(list_table([job], NOW, wide=True, everywhere=True))
+    console = Console(file=io.StringIO(), width=200)
+    view = JobView(job, console)
+    view.update(job, [{}])
+    text += shown(view.render())
+    assert "STATE" in text
+    assert "\x1b" not in text
+
+
+def test_a_wide_row_says_run_figures_and_why() -> None:
+    job = JobStatus(
+        document(
+            state="Degraded",
+            conditions=[condition("Ready", "Training"), condition("Degraded", "PeersLost")],
+            trainerStatus={
+                "progressPercentage": 42,
+                "estimatedRemainingSeconds": 90,
+                "metrics": [{"name": "loss", "value": "0.31"}],
+            },
+        )
+    )
+    row = shown(list_table([job], NOW, wide=True, everywhere=True)).splitlines()[1].split()
+    assert row == [
+        "ml", "digits", "Degraded", "42", "%", "—", "—", "—", "5m", "—", "1:30", "0.31", "—",
+        "—", "Training",
+    ]  # fmt: skip
+
+
+def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
+    ended = [condition("Failed", "ProgramFailed", message="it raised")]
+    one = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "1"}})
+    assert one.outcome is not None
+    assert exit_code_of(one.outcome) is ExitCode.PROGRAM
+    other = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "2"}})
+    assert other.outcome is None
+
+
+def test_the_picture_counts_down_and_tells_of_trouble() -> None:
+    now_s = [0.0]
+    status = {"trainerStatus": {"progressPercentage": 50, "estimatedRemainingSeconds": 90}}
+    job = JobStatus(document(state="Training", **status))
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
+    view = JobView(job, terminal, clock=lambda: now_s[0], now=lambda: NOW)
+    view.update(job, [{"reason": "PeerLost", "message": "w", "type": "Warning", "count": 3}])
+    now_s[0] = 30.0
+    text = shown(view.render(), width=120)
+    assert "ETA 1:00" in text
+    assert "50 %" in text
+    assert "PeerLost  w  (x3)" in text
+    view.trouble("no answer")
+    assert "connection lost, trying again: no answer" in shown(view.render(), width=120)
+    view.update(job, [])
+    assert "connection lost" not in shown(view.render(), width=120)
+
+
+def test_a_log_says_each_thing_once() -> None:
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    waiting = JobStatus(document(state="Waiting", conditions=[condition("Ready", "X", "False")]))
+    view = JobView(waiting, console, now=lambda: NOW)
+    for _ in range(3):
+        view.update(waiting, [{"reason": "R", "metadata": {"uid": "1"}}])
+    view.trouble("gone")
+    view.trouble("gone")
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    lines = output.getvalue().splitlines()
+    assert [
+        sum(words in line for line in lines) for words in ("Ready=False (X)", "Waiting, —", "R")
+    ]
+    assert len(lines) == 4
+
+
+def test_what_was_changed_is_named() -> None:
+    before = smallest()
+    after = changed(before, {"spec.trainer.stop": {"maxSteps": 7}, "spec.maxRestarts": 3})
+    said = changed_fields(before, after, "spec.trainer")
+    assert said == "spec.trainer.stop.maxSteps: 100 → 7"
+    assert changed_fields(before, changed(before, {"spec.runId": "2"}), "spec.runId") == (
+        "spec.runId: '1' → '2'"
+    )
+    assert changed_fields(None, after, "spec") == ""
+    assert changed_fields({"spec": 1}, after, "spec") == ""
+
+
+def test_without_the_client_it_says_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['kubernetes'] = None;"
+        "from dlion_cli.__main__ import main; sys.exit(main(['get']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "pip install 'dlion[cluster]'" in done.stderr
+
+
+def test_help_of_the_clusters_commands_loads_neither_client_nor_tensorflow() -> None:
+    commands = ["submit", "get", "watch", "logs", "fetch", "suspend", "resume", "delete"]
+    code = (
+        "import sys; from dlion_cli.__main__ import main;"
+        f"codes = [main([c, '--help']) for c in {commands}];"
+        "heavy = {'tensorflow', 'grpc', 'numpy', 'keras', 'kubernetes'} & set(sys.modules);"
+        "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "x", "-A"],
+        ["submit", "f", "--wait", "--dry-run"],
+        ["fetch", "x", "--all", "--site=a"],
+        ["logs", "x", "-c", "keeper", "--group", "g"],
+        ["logs", "x", "--tail", "-1"],
+        ["delete"],
+    ],
+)
+def test_options_that_contradict_each_other(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
+    text = yaml.safe_load(config(path, "a", a="x").read_text()) | {"clusters": [cluster]}
+    path.write_text(yaml.safe_dump(text))
+    assert main([*arguments, "--kubeconfig", str(path)]) == ExitCode.USAGE
