@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local cluster testbed-setup measure paper fuzz mutate generate format lock clean
+.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper fuzz mutate generate format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,10 +42,12 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/codespell $(SOURCES) crds docs examples environments *.md
+	$(BIN)/codespell $(SOURCES) crds docs examples environments helm *.md
 	$(BIN)/python tools/generate_wire.py --check
 	$(BIN)/python tools/generate_crd.py --check
 	$(BIN)/python tools/generate_manifest_reference.py --check
+	$(BIN)/python tools/generate_dashboards.py --check
+	$(BIN)/python tools/generate_chart_readme.py --check
 	$(BIN)/python tools/check_architecture.py
 
 unit: setup ## Fast tests: unit, property, contract
@@ -55,7 +57,10 @@ local: setup ## Tests with real processes on this machine (as root also namespac
 	$(BIN)/pytest tests/local
 
 cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this machine (root)
-	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/cluster
+	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
+
+slow: testbed-setup ## Those of them that wait for minutes: a node that dies, a watch that falls silent (root)
+	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/cluster
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
 	tools/testbed-setup
@@ -77,10 +82,12 @@ fuzz: setup ## A million hostile frames, and a million other inputs: payloads, d
 mutate: setup ## Flip the central line of each policy: its tests must notice
 	$(BIN)/python tools/mutate_policies.py
 
-generate: setup ## Remake generated files: wire format, CRD, reference pages
+generate: setup ## Remake generated files: wire format, CRD, reference pages, dashboards
 	$(BIN)/python tools/generate_wire.py
 	$(BIN)/python tools/generate_crd.py
 	$(BIN)/python tools/generate_manifest_reference.py
+	$(BIN)/python tools/generate_dashboards.py
+	$(BIN)/python tools/generate_chart_readme.py
 
 format: setup ## Put the sources into form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
@@ -89,6 +96,9 @@ format: setup ## Put the sources into form
 lock: setup ## Resolve the dependencies anew (no addresses in the lock)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 \
 	  --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements.lock
+	echo "tensorflow[and-cuda]>=2.21" | $(BIN)/uv pip compile - --constraint requirements.lock --generate-hashes \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements-gpu.lock
 
 clean: ## Remove what the targets above made, but for results in runs/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,25 +1,33 @@
-"""A testbed of two sites for the session, or why there is none; or the cluster that you name."""
+"""A testbed of two sites for the session, or why there is none; or the cluster that you name. On it
+a site with this tree's operator, for those who ask for it."""
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chart import Helm, helm_program
+from dlion_api.errors import UnavailableError
 from testbed.binaries import built
 from testbed.existing import existing_cluster
 from testbed.images import BUSYBOX_IMAGE
+from testbed.project_images import build_images
 from testbed.requirements import missing
 from testbed.sites import Testbed
+from trained_jobs import SITE, SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testbed.kubectl import Kubectl
 
+ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
 
 
@@ -29,6 +37,12 @@ def testbed() -> Iterator[Testbed]:
     _require_testbed()
     with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def testbed_possible() -> None:
+    """For a test that brings up its own."""
+    _require_testbed()
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +88,73 @@ def busybox() -> str:
     """An image with a shell that the cluster of `cluster` has or can get."""
     elsewhere = "docker.io/library/busybox:1.36"
     return BUSYBOX_IMAGE if existing_cluster() is None else elsewhere
+
+
+@pytest.fixture(scope="session")
+def operated_site(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """The first site with this tree's images on both nodes and the chart installed."""
+    kubectl = testbed.site(SITE).kubectl
+    images = {image.target: image for image in build_images()}
+    for node in testbed.site(SITE).nodes:
+        known = set(node.images())
+        for image in images.values():
+            if image.reference not in known:
+                node.load_image(image.archive)
+    program = helm_program()
+    assert program is not None
+    helm = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
+    values: dict[str, Any] = {"site": {"name": SITE}, "images": {"pullPolicy": "Never"}}
+    for target, image in images.items():
+        repository, _, tag = image.reference.partition(":")
+        values["images"][target.value] = {"repository": repository, "tag": tag}
+    helm.run(
+        "install", "dlion", str(ROOT / "helm/dlion"), "--namespace", SYSTEM, "--create-namespace",
+        "--wait", "--timeout", "120s", values=values,
+    )  # fmt: skip
+    yield kubectl
+    helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
+
+
+@pytest.fixture
+def restricted(operated_site: Kubectl) -> Iterator[Kubectl]:
+    """A namespace there that enforces pod security `restricted`."""
+    name = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    operated_site.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    )
+    try:
+        yield replace(operated_site, namespace=name)
+    finally:
+        operated_site.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: Kubectl) -> Kubectl:
+    """An API server that knows DLionJobs, and runs no pods."""
+    control_plane.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
+    deadline_s = time.monotonic() + 30
+    while not _is_served(control_plane):
+        assert time.monotonic() < deadline_s, "DLionJobs are not served"
+        time.sleep(0.2)
+    return control_plane
+
+
+def _is_served(kubectl: Kubectl) -> bool:
+    """`kubectl wait` ends with an error where a CRD has no conditions yet."""
+    try:
+        kubectl.run("get", "dlj", "--all-namespaces")
+    except UnavailableError:
+        return False
+    return True
+
+
+@pytest.fixture
+def kubectl(api: Kubectl) -> Iterator[Kubectl]:
+    """A namespace of its own there."""
+    namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    api.run("create", "namespace", namespace)
+    try:
+        yield replace(api, namespace=namespace)
+    finally:
+        api.run("delete", "namespace", namespace, "--wait=false")

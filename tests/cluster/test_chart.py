@@ -1,0 +1,299 @@
+"""The chart on a real API server: what it takes, what the operator's account may do, what is left.
+
+Proves: every object is accepted; in a namespace that enforces `restricted` the operator's pod is
+made, and one that is not restricted is refused; the account has the rights of files/rights.yaml and
+no other, with a ClusterRole and with Roles alone; upgrades change the mode; uninstalling leaves the
+definition and its jobs, and nothing else of ours; a second release is refused on ownership, and
+`crds.enabled=false` and `--take-ownership` are ways out.
+Leaves out: a running operator (no node here); the Prometheus Operator's kinds, which are unknown
+to this API server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from chart import CHART, NAMESPACE, SITE, Helm, helm_program, merged, nested
+from dlion_api.errors import UnavailableError
+from manifest_table import smallest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+CRD = "dlionjobs.dlion.dev"
+RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
+FOREIGN = "monitoring.coreos.com/v1"
+HOMES = ("ml", "edge")
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
+NAMESPACED = merged(SITE, nested("namespaces", list(HOMES)))
+LISTED = (
+    "clusterroles,clusterrolebindings,roles,rolebindings,deployments,replicasets,services,configmaps,"
+    "serviceaccounts,networkpolicies,pods,secrets,crd"
+)
+
+
+@pytest.fixture(scope="module")
+def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
+    """The operator's namespace, which enforces `restricted`, and two of jobs."""
+    restricted = "pod-security.kubernetes.io/enforce=restricted"
+    for name in (NAMESPACE, *HOMES):
+        control_plane.run("create", "namespace", name)
+        control_plane.run("label", "namespace", name, restricted)
+    made = replace(control_plane, namespace=NAMESPACE)
+    until(lambda: made.get("serviceaccounts")["items"])  # no pod is taken before `default` is there
+    try:
+        yield made
+    finally:
+        control_plane.run("delete", "namespace", NAMESPACE, *HOMES, "--wait=false")
+        control_plane.run("delete", "crd", CRD, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """helm with that cluster."""
+    program = helm_program()
+    assert program is not None  # the testbed has one; beside another cluster install it
+    return Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
+
+
+@pytest.fixture
+def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
+    """The chart, installed; in the end uninstalled, if it still is, with the definition."""
+    install(helm, "dlion", SITE)
+    yield helm
+    for line in helm.run("list", "-A", "--no-headers").splitlines():
+        name, namespace = line.split()[:2]
+        helm.run("uninstall", name, "-n", namespace)
+    kubectl.run("delete", "crd", CRD, "--ignore-not-found")
+
+
+def install(helm: Helm, name: str, values: dict[str, Any], *more: str) -> str:
+    """What helm says of it."""
+    chart = ["install", name, str(CHART), "-n", NAMESPACE]
+    return helm.run(*chart, *more, values=values)
+
+
+def of_ours(kubectl: Kubectl) -> set[str]:
+    """What there is, but for what a cluster and a namespace have by themselves."""
+    found = set()
+    for each in kubectl.get(LISTED, "-A")["items"]:
+        meta = each["metadata"]
+        name = meta["name"]
+        if "dlion" in json.dumps([name, meta.get("labels", {}), meta.get("namespace", "")]):
+            found.add(f"{each['kind']} {meta.get('namespace', '')}/{name}".replace(" /", " "))
+    standing = {f"{kind} {NAMESPACE}/{name}" for kind, name in (
+        ("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))}  # fmt: skip
+    return found - standing
+
+
+def until(true: Any, timeout_s: float = 30) -> None:
+    """Wait for it."""
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("values", [SITE, NAMESPACED], ids=["cluster", "namespaced"])
+def test_every_object_is_accepted(helm: Helm, kubectl: Kubectl, values: dict[str, Any]) -> None:
+    monitored = {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}
+    found = helm.objects(merged(values, {"monitoring": monitored}))
+    known = [each for each in found if each["apiVersion"] != FOREIGN]
+    assert len(found) - len(known) == 3
+    for each in known:
+        assert "namespace" in each["metadata"] or each["kind"].startswith(("Cluster", "Custom"))
+    home = replace(kubectl, namespace="")
+    strict = ("create", "--dry-run=server", "--validate=strict", "-f", "-", "-o", "name")
+    listed = {"apiVersion": "v1", "kind": "List", "items": known}
+    made = home.run(*strict, text=json.dumps(listed)).split()
+    assert len(made) == len(known)
+
+
+def test_the_operators_pod_is_made_where_restricted_is_enforced(
+    release: Helm, kubectl: Kubectl
+) -> None:
+    assert release
+    until(lambda: len(kubectl.get("pods", "-l", "app.kubernetes.io/component=operator")["items"]))
+    (pod,) = kubectl.get("pods", "-l", "app.kubernetes.io/component=operator")["items"]
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    assert "/var/run/secrets/kubernetes.io/serviceaccount" in {m["mountPath"] for m in mounts}
+    # And the same less what `restricted` asks for is refused, so that it is enforced.
+    template = kubectl.get("deployment", "dlion-operator")["spec"]["template"]
+    loose = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "loose"}}
+    spec = template["spec"] | {"securityContext": {}}
+    dry = ("create", "--dry-run=server", "-f", "-")
+    assert kubectl.run(*dry, text=json.dumps(loose | {"spec": template["spec"]}))
+    with pytest.raises(UnavailableError, match="violates PodSecurity"):
+        kubectl.run(*dry, text=json.dumps(loose | {"spec": spec}))
+
+
+# ---- rights
+
+
+def rules_of(kubectl: Kubectl, user: str, namespace: str) -> set[tuple[str, ...]]:
+    """(group, resource, name, verb) of all that a user may do in that namespace."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    url = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+    groups = ("system:serviceaccounts", "system:authenticated")
+    who = [f"--as={user}", *(f"--as-group={group}" for group in groups)]
+    answer = json.loads(kubectl.run(*who, "create", "--raw", url, "-f", "-",
+                                    text=json.dumps(review)))  # fmt: skip
+    assert not answer["status"].get("incomplete"), answer["status"]
+    return {
+        (group, resource, name, verb)
+        for rule in answer["status"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames") or [""]
+        for verb in rule["verbs"]
+    }
+
+
+def granted(*scopes: str) -> set[tuple[str, ...]]:
+    """The same of files/rights.yaml."""
+    return {
+        (group, resource, name.replace("AUTHORITY", "dlion-authority"), verb)
+        for right in RIGHTS
+        if right["scope"] in scopes
+        for group in right["apiGroups"]
+        for resource in right["resources"]
+        for name in right.get("resourceNames") or [""]
+        for verb in right["verbs"]
+    }
+
+
+def test_the_operator_has_the_rights_that_are_listed_and_no_other(
+    release: Helm, kubectl: Kubectl
+) -> None:
+    nobody = f"system:serviceaccount:{NAMESPACE}:nobody"
+
+    def rights(namespace: str) -> set[tuple[str, ...]]:
+        own = rules_of(kubectl, nobody, namespace)
+        return rules_of(kubectl, ACCOUNT, namespace) - own
+
+    assert rights("default") == rights("ml") == granted("jobs", "cluster")
+    assert rights(NAMESPACE) == granted("jobs", "cluster", "operator")
+    # Roles alone, once the same release watches some namespaces.
+    release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=NAMESPACED)
+    assert rights("default") == set()
+    assert rights("ml") == rights("edge") == granted("jobs")
+    assert rights(NAMESPACE) == granted("operator")
+    assert not any("ClusterRole" in each for each in of_ours(kubectl))
+    # And back again.
+    release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=dict(SITE))
+    assert rights("ml") == granted("jobs", "cluster")
+    assert not any(" ml/" in each for each in of_ours(kubectl))
+
+
+def test_who_edits_a_namespace_edits_its_jobs(release: Helm, kubectl: Kubectl) -> None:
+    assert release
+    for name, role in (("reader", "view"), ("writer", "edit")):
+        made = ["create", "rolebinding", name, f"--clusterrole={role}", f"--user={name}"]
+        replace(kubectl, namespace="ml").run(*made)
+
+    def verbs(user: str) -> set[str]:
+        rules = rules_of(kubectl, user, "ml")
+        return {verb for group, resource, _, verb in rules if resource == "dlionjobs"}
+
+    until(lambda: verbs("reader") == {"get", "list", "watch"})
+    written = {"create", "update", "patch", "delete"}
+    until(lambda: verbs("writer") == written | {"get", "list", "watch"})
+
+
+# ---- a release's life
+
+
+def job(kubectl: Kubectl) -> None:
+    """One of a user's, in ml."""
+    document = smallest()
+    document["metadata"] = {"name": "mine"}
+    until(lambda: _served(kubectl))
+    replace(kubectl, namespace="ml").run("create", "-f", "-", text=json.dumps(document))
+
+
+def _served(kubectl: Kubectl) -> bool:
+    try:
+        kubectl.get("dlionjobs", "-A")
+    except UnavailableError:
+        return False
+    return True
+
+
+def test_an_upgrade_brings_other_settings_and_starts_the_operator_anew(
+    release: Helm, kubectl: Kubectl
+) -> None:
+    before = kubectl.get("deployment", "dlion-operator")
+    said = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE,
+                       values=merged(SITE, nested("keeper.size", "5Gi")))  # fmt: skip
+    assert "keeper.size is not set" not in said
+    after = kubectl.get("deployment", "dlion-operator")
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    config = yaml.safe_load(kubectl.get("configmap", "dlion-operator")["data"]["config.yaml"])
+    assert config["keeper"]["size"] == "5Gi"
+
+
+def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
+    helm: Helm, kubectl: Kubectl
+) -> None:
+    assert of_ours(kubectl) == set()
+    said = install(helm, "dlion", SITE)
+    for told in (
+        "operator of site plant-a watches all namespaces",
+        "kubectl -n dlion-system rollout status deployment/dlion-operator",
+        "keeper.size is not set",
+        f"kubectl delete crd {CRD}",
+    ):
+        assert told in said
+    job(kubectl)
+    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    until(lambda: of_ours(kubectl) == {f"CustomResourceDefinition {CRD}"})
+    assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
+    # The same release takes it up again, and may be told to take it away.
+    said = install(helm, "dlion", merged(NAMESPACED, nested("crds.keep", False)))
+    assert "watches namespaces ml, edge" in said
+    assert "every job with it" in said
+    assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
+    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    until(lambda: of_ours(kubectl) == set())
+
+
+def test_a_second_release_is_refused_unless_it_leaves_the_definition_alone(
+    release: Helm, kubectl: Kubectl
+) -> None:
+    with pytest.raises(UnavailableError, match="invalid ownership metadata"):
+        install(release, "second", NAMESPACED)
+    with pytest.raises(UnavailableError, match="not found"):
+        kubectl.get("deployment", "second-dlion-operator")
+    install(release, "second", merged(NAMESPACED, nested("crds.enabled", False)))
+    assert kubectl.get("deployment", "second-dlion-operator")
+    release.run("uninstall", "second", "-n", NAMESPACE)
+    owner = kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    assert owner == "dlion"
+
+
+def test_another_name_takes_over_what_was_kept_when_told_to(
+    release: Helm, kubectl: Kubectl
+) -> None:
+    job(kubectl)
+    release.run("uninstall", "dlion", "-n", NAMESPACE)
+    with pytest.raises(UnavailableError, match="invalid ownership metadata"):
+        install(release, "other", SITE)
+    install(release, "other", SITE, "--take-ownership")
+    owner = kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    assert owner == "other"
+    assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
+    replace(kubectl, namespace="ml").run("delete", "dlionjob", "mine")

@@ -1,0 +1,684 @@
+"""`dlion submit|get|watch|suspend|resume|delete` against a real API server.
+
+Proves, on an API server without nodes, with the test in the operator's place (it writes the status
+through its own path): a manifest is created, unchanged, configured; a refused change says what was
+changed and what to do; nothing is sent of a file that is wrong; columns and documents are those of
+kubectl; watch ends with the outcome's exit code, also where its connection broke or the job went;
+suspend, resume and delete do it once. A cluster without the definition, a user without rights, a
+token that is not known, a server that is not there: each has its words and its exit code.
+
+Leaves out: logs and fetch, which need a node (test_cli_pods), and what an operator does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+import manifest_schema
+from api_server import Jobs, jobs_of
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import load_job
+from dlion_cli.__main__ import main
+from manifest_table import changed, smallest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+CRD = "dlionjobs.dlion.dev"
+NOW = "2026-01-31T12:00:00Z"
+ROLE = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "Role",
+    "metadata": {"name": "reader"},
+    "rules": [
+        {"apiGroups": ["dlion.dev"], "resources": ["dlionjobs"], "verbs": ["get", "list", "watch"]}
+    ],
+}
+
+
+@dataclass
+class Shell:
+    """The command line with one cluster; `said` and `complained` are of its last command."""
+
+    kubeconfig: Path
+    namespace: str
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+    said: str = ""
+    complained: str = ""
+
+    def dlion(self, *arguments: str) -> int:
+        """Runs a command; its exit code."""
+        self.capture.readouterr()
+        where = ["--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
+        code = main([*arguments, *where])
+        self.said, self.complained = self.capture.readouterr()
+        return code
+
+    def file(self, *documents: Any) -> str:
+        """A manifest file with these."""
+        path = self.folder / f"{uuid.uuid4().hex[:8]}.yaml"
+        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+        return str(path)
+
+
+@pytest.fixture(scope="module")
+def bare(control_plane: Kubectl) -> Iterator[Kubectl]:
+    """A namespace of its own, in a cluster that does not know the kind yet."""
+    namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    control_plane.run("create", "namespace", namespace)
+    yield replace(control_plane, namespace=namespace)
+    control_plane.run("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def kubectl(bare: Kubectl) -> Iterator[Kubectl]:
+    """The same, with the CRD."""
+    bare.run("create", "-f", str(manifest_schema.CRD))
+    try:
+        _wait_for_conditions(bare)
+        bare.wait("--for=condition=Established", f"crd/{CRD}")
+        yield bare
+    finally:
+        bare.run("delete", "crd", CRD, "--wait=false")
+
+
+def _wait_for_conditions(kubectl: Kubectl) -> None:
+    """`kubectl wait` fails on a definition that has no conditions yet."""
+    deadline_s = time.monotonic() + 30
+    while not kubectl.get("crd", CRD).get("status", {}).get("conditions"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def jobs(kubectl: Kubectl) -> Iterator[Jobs]:
+    """The jobs there as the operator would write them."""
+    with jobs_of(kubectl) as made:
+        made.wait_until_served()
+        yield made
+
+
+@pytest.fixture
+def shell(bare: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(bare.kubeconfig, bare.namespace, tmp_path, capsys)
+
+
+@pytest.fixture
+def name(kubectl: Kubectl, jobs: Jobs) -> Iterator[str]:
+    """A job's name; the job is gone afterwards."""
+    made = f"job-{uuid.uuid4().hex[:6]}"
+    yield made
+    kubectl.run("delete", "dlj", made, "--ignore-not-found", "--wait=false")
+
+
+def manifest(name: str, **changes: Any) -> dict[str, Any]:
+    return changed(
+        smallest(), {"metadata.name": name, **{f"spec.{k}": v for k, v in changes.items()}}
+    )
+
+
+def condition(type_: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {
+        "type": type_, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": NOW, "observedGeneration": 1,
+    }  # fmt: skip
+
+
+def status(state: str, *conditions: dict[str, Any], progress: int = 42) -> dict[str, Any]:
+    return {
+        "observedGeneration": 100,
+        "state": state,
+        "runId": "1",
+        "conditions": list(conditions),
+        "sites": [
+            {"name": "plant-a", "state": "Ready", "workers": 3, "readyWorkers": 2, "message": "m1"}
+        ],
+        "readySites": "1/2",
+        "readyWorkers": "2/4",
+        "stepsPerSecond": "3.5",
+        "links": {"connected": 5, "expected": 6, "slowest": "plant-a plant-b"},
+        "trainerStatus": {
+            "progressPercentage": progress,
+            "estimatedRemainingSeconds": 90,
+            "metrics": [{"name": "loss", "value": "0.31"}, {"name": "accuracy", "value": "0.92"}],
+        },
+    }
+
+
+TRAINING = status("Training", condition("Ready", "True", "Training", "all train"))
+SUCCEEDED = status(
+    "Succeeded",
+    condition("Ready", "True", "Completed"),
+    condition("Succeeded", "True", "Completed", "target reached"),
+    progress=100,
+)
+
+
+def write_status(jobs: Jobs, name: str, said: dict[str, Any]) -> None:
+    """As the operator would."""
+    answer = jobs.replace_status(name, jobs.get(name) | {"status": said}, dry_run=False)
+    assert answer.accepted, answer.message
+
+
+def in_background(*steps: Callable[[], object], after_s: float = 1.0) -> threading.Thread:
+    def work() -> None:
+        for step in steps:
+            time.sleep(after_s)
+            step()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+# ---- before the kind is known, and without a cluster ---------------------------------------------
+
+
+def test_a_cluster_without_the_definition_says_how_to_install_it(shell: Shell) -> None:
+    for command in (["get"], ["get", "x"], ["submit", shell.file(manifest("x"))], ["watch", "x"]):
+        assert shell.dlion(*command) == ExitCode.UNAVAILABLE, command
+        assert f"{CRD} is not installed" in shell.complained
+        assert "helm install" in shell.complained
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = kubeconfig_file(tmp_path, "https://127.0.0.1:9", {"token": "x"})
+    begun_s = time.monotonic()
+    assert main(["get", "--kubeconfig", str(path)]) == ExitCode.UNAVAILABLE
+    said = capsys.readouterr().err
+    assert "https://127.0.0.1:9" in said
+    assert "nothing listens there" in said
+    assert "context 'it'" in said
+    assert time.monotonic() - begun_s < 10
+
+
+def kubeconfig_file(
+    folder: Path, server: str, user: dict[str, Any], ca: str = "", namespace: str = "default"
+) -> Path:
+    cluster = {"server": server} | ({"certificate-authority-data": ca} if ca else {})
+    document = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [
+            {"name": "it", "context": {"cluster": "c", "user": "u", "namespace": namespace}}
+        ],
+    }  # fmt: skip
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+# ---- submit --------------------------------------------------------------------------------------
+
+
+def test_submit_creates_leaves_and_configures(shell: Shell, jobs: Jobs, name: str) -> None:
+    file = shell.file(manifest(name))
+    assert shell.dlion("submit", file) == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} created\n"
+    kept = jobs.get(name)
+    assert {f["manager"] for f in kept["metadata"]["managedFields"]} == {"dlion-cli"}
+    assert load_job(kept).spec == load_job(manifest(name)).spec
+    versions = []
+    for _ in range(2):  # at the first the API server still writes a default down
+        assert shell.dlion("submit", file) == 0
+        assert shell.said == f"dlionjob.dlion.dev/{name} unchanged\n"
+        versions.append(jobs.get(name)["metadata"]["resourceVersion"])
+    assert versions[0] == versions[1]
+    assert shell.dlion("submit", file, "--set", "maxRestarts=3", "--set", "minSites=1.0") == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} configured\n"
+    assert jobs.get(name)["spec"]["maxRestarts"] == 3
+
+
+def test_a_dry_run_changes_nothing(shell: Shell, jobs: Jobs, name: str) -> None:
+    file = shell.file(manifest(name))
+    assert shell.dlion("submit", file, "--dry-run") == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} created (server dry run)\n"
+    assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
+    assert f"there is no DLionJob '{name}' here" in shell.complained
+
+
+def test_what_get_prints_can_be_submitted_again(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    assert shell.dlion("get", name, "-o", "yaml") == 0
+    assert shell.dlion("submit", shell.file(yaml.safe_load(shell.said))) == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} unchanged\n"
+
+
+def test_of_a_wrong_file_nothing_is_sent(shell: Shell, jobs: Jobs, name: str) -> None:
+    wrong = manifest(name, minSites=65)
+    worse = changed(manifest("other"), {"spec.trainer.seeds": 1, "spec.maxRestarts": -1})
+    assert shell.dlion("submit", shell.file(manifest(name), wrong, worse)) == ExitCode.SPEC
+    assert "#2: " in shell.complained
+    assert "spec.minSites" in shell.complained
+    assert "#3: 2 problems" in shell.complained
+    assert all(
+        re.search(rf"line \d+: spec.{f}", shell.complained) for f in ("trainer.seeds", "max")
+    )
+    assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
+    assert shell.dlion("submit", str(shell.folder / "none.yaml")) == ExitCode.DATA
+
+
+def test_a_change_that_the_rules_refuse_says_what_to_do(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    other = changed(
+        manifest(name), {"spec.trainer.optimizer": {"name": "sgd", "learningRate": 0.5}}
+    )
+    assert shell.dlion("submit", shell.file(other)) == ExitCode.SPEC
+    assert "trainer may change only together with runId" in shell.complained
+    assert re.search(r"spec\.trainer\.optimizer\.learningRate: \S+ → 0\.5", shell.complained)
+    assert "--set runId=" in shell.complained
+    assert re.search(r"line \d+: spec\.trainer", shell.complained)
+    assert shell.dlion("submit", shell.file(other), "--set", "runId=2") == ExitCode.SPEC
+    assert "runId may change only after the job has succeeded or failed" in shell.complained
+    write_status(jobs, name, SUCCEEDED)
+    assert shell.dlion("submit", shell.file(other), "--set", "runId=2") == 0
+    assert "configured" in shell.said
+
+
+def test_a_run_that_has_ended_is_said_to_have(shell: Shell, jobs: Jobs, name: str) -> None:
+    file = shell.file(manifest(name))
+    assert shell.dlion("submit", file) == 0
+    write_status(jobs, name, SUCCEEDED)
+    assert shell.dlion("submit", file) == 0
+    assert "has ended (Succeeded)" in shell.complained
+
+
+def test_fields_that_others_have_set_are_not_taken_over(
+    shell: Shell, kubectl: Kubectl, name: str
+) -> None:
+    kubectl.run(
+        "apply", "--server-side", "--field-manager=other", "-f", "-",
+        text=json.dumps(manifest(name, maxRestarts=2)),
+    )  # fmt: skip
+    file = shell.file(manifest(name, maxRestarts=3))
+    assert shell.dlion("submit", file) == ExitCode.DENIED
+    assert "spec.maxRestarts" in shell.complained
+    assert "other" in shell.complained
+    assert shell.dlion("submit", file, "--force-conflicts") == 0
+
+
+def test_the_namespace_is_one(shell: Shell, name: str) -> None:
+    elsewhere = changed(manifest(name), {"metadata.namespace": "elsewhere"})
+    assert shell.dlion("submit", shell.file(elsewhere)) == ExitCode.SPEC
+    assert "is not the namespace that -n names" in shell.complained
+    shell.namespace = "nowhere"
+    assert shell.dlion("submit", shell.file(manifest(name))) == ExitCode.UNAVAILABLE
+    assert "there is no namespace 'nowhere'" in shell.complained
+
+
+def test_several_documents_and_waiting(shell: Shell, jobs: Jobs, name: str) -> None:
+    second = f"{name}-b"
+    file = shell.file(manifest(name), manifest(second))
+    failed = status("Failed", condition("Failed", "True", "ProgramFailed", "it raised"))
+    operator = in_background(
+        lambda: write_status(jobs, name, SUCCEEDED),
+        lambda: write_status(jobs, second, failed),
+        after_s=2,
+    )
+    code = shell.dlion("submit", file, "--wait", "--timeout", "30")
+    operator.join()
+    jobs.delete(second)
+    assert code == ExitCode.PROGRAM
+    assert f"{name} has succeeded: target reached" in shell.said
+    assert "has failed (ProgramFailed): it raised" in shell.complained
+
+
+# ---- get -----------------------------------------------------------------------------------------
+
+
+def test_get_shows_the_columns_of_kubectl(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    assert shell.dlion("get") == 0
+    header, *rows = shell.said.splitlines()
+    by_kubectl = kubectl.run("get", "dlj").splitlines()[0].split()
+    assert header.split() == by_kubectl
+    row = next(row for row in rows if row.startswith(name))
+    assert row.split()[:7] == [name, "Training", "42", "%", "1/2", "2/4", "3.5"]
+    assert shell.dlion("get", "-o", "wide") == 0
+    assert "accuracy" not in shell.said
+    assert {"0.31", "0.92", "1:30"} <= set(shell.said.split())
+    assert shell.dlion("get", "-A") == 0
+    assert shell.namespace in shell.said
+    assert shell.dlion("get", "-o", "name") == 0
+    assert f"dlionjob.dlion.dev/{name}" in shell.said.splitlines()
+
+
+def test_get_of_one_job_shows_sites_conditions_and_events(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    assert shell.dlion("get", name) == 0
+    assert "No operator has looked at this job yet" in shell.said
+    write_status(jobs, name, TRAINING)
+    kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers\x1b[2J"))
+    assert shell.dlion("get", name) == 0
+    for words in ("plant-a", "2/3", "m1", "Ready", "all train", "WorkersCreated", "5/6, slowest"):
+        assert words in shell.said, words
+    assert "\x1b[2J" not in shell.said
+    assert "No operator" not in shell.said
+    assert shell.dlion("get", name, "-o", "json") == 0
+    document = json.loads(shell.said)
+    assert document["status"]["trainerStatus"]["metrics"][1]["value"] == "0.92"
+    assert "managedFields" not in document["metadata"]
+
+
+def event(namespace: str, name: str, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Event", "type": "Normal", "reason": reason,
+        "metadata": {"name": f"{name}-{reason.lower()}"}, "message": message, "lastTimestamp": NOW,
+        "involvedObject": {
+            "apiVersion": "dlion.dev/v1alpha1", "kind": "DLionJob", "name": name,
+            "namespace": namespace,
+        },
+    }  # fmt: skip
+
+
+def test_no_jobs_are_no_error(shell: Shell, jobs: Jobs) -> None:
+    shell.namespace = "default"
+    assert shell.dlion("get") == 0
+    assert "there are no DLionJobs in namespace default" in shell.complained
+    assert shell.dlion("get", "-o", "json") == 0
+    assert json.loads(shell.said)["items"] == []
+
+
+# ---- watch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("DeadlineExceeded", ExitCode.DEADLINE), ("InvalidSpec", ExitCode.SPEC),
+     ("RestartsExceeded", ExitCode.FAILED)],
+)  # fmt: skip
+def test_watch_ends_with_the_outcome(
+    shell: Shell, jobs: Jobs, name: str, reason: str, code: ExitCode
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    failed = status("Failed", condition("Failed", "True", reason, "why it did"))
+    operator = in_background(
+        lambda: write_status(jobs, name, TRAINING), lambda: write_status(jobs, name, failed)
+    )
+    ended = shell.dlion("watch", name, "--timeout", "30")
+    operator.join()
+    assert ended == code
+    assert "Ready=True (Training): all train" in shell.said
+    assert "Training, 42 %, ETA 1:30, sites 1/2, workers 2/4, 3.5 steps/s, loss 0.31" in shell.said
+    assert f"has failed ({reason}): why it did" in shell.complained
+
+
+def test_watch_as_json_is_a_document_at_each_change(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    operator = in_background(
+        lambda: write_status(jobs, name, TRAINING), lambda: write_status(jobs, name, SUCCEEDED)
+    )
+    assert shell.dlion("watch", name, "-o", "json", "--timeout", "30") == 0
+    operator.join()
+    states = [json.loads(line)["status"].get("state") for line in shell.said.splitlines()]
+    assert states == ["", "Training", "Succeeded"]
+
+
+def test_watch_gives_up_in_time_and_tells_of_a_deletion(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    assert shell.dlion("watch", name, "--timeout", "2") == ExitCode.DEADLINE
+    assert "The job goes on" in shell.complained
+    operator = in_background(lambda: jobs.delete(name))
+    assert shell.dlion("watch", name, "--timeout", "30") == ExitCode.UNAVAILABLE
+    operator.join()
+    assert "was deleted while it was watched" in shell.complained
+
+
+def test_ctrl_c_leaves_the_job_running(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    command = [sys.executable, "-m", "dlion_cli", "watch", name, "-n", shell.namespace]
+    with subprocess.Popen(
+        [*command, "--kubeconfig", str(shell.kubeconfig)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert "Ready=True" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        said = watching.stderr.read()
+    assert watching.returncode == ExitCode.INTERRUPTED
+    assert "The job goes on" in said
+    assert jobs.get(name)["spec"]["suspend"] is False
+
+
+def test_watch_goes_on_after_its_connection_broke(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    config = yaml.safe_load(shell.kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    address = urlsplit(cluster["server"])
+    assert address.hostname is not None
+    with Relay((address.hostname, address.port or 443)) as relay:
+        cluster |= {"server": relay.address, "tls-server-name": address.hostname}
+        (shell.folder / "relayed").write_text(yaml.safe_dump(config))
+        relayed = replace(shell, kubeconfig=shell.folder / "relayed")
+        operator = in_background(
+            relay.cut,
+            lambda: write_status(jobs, name, TRAINING),
+            relay.mend,
+            lambda: time.sleep(4),  # longer than the pauses have grown
+            lambda: write_status(jobs, name, SUCCEEDED),
+        )
+        code = relayed.dlion("watch", name, "--timeout", "40")
+        operator.join()
+    assert code == 0
+    assert relayed.said.count("connection lost, trying again") == 1
+    assert "Training, 42 %" in relayed.said
+    assert "has succeeded" in relayed.said
+
+
+class Relay:
+    """A way to an API server that can be cut, and mended at the same address."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._port = self._listener.getsockname()[1]
+        self.address = f"https://127.0.0.1:{self._port}"
+        self._serve()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets.clear()
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._serve()
+
+    def _serve(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=ends, daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while content := source.recv(65536):
+            sink.sendall(content)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+# ---- suspend, resume, delete ---------------------------------------------------------------------
+
+
+def test_suspend_and_resume_do_it_once(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    assert shell.dlion("suspend", name) == 0
+    assert jobs.get(name)["spec"]["suspend"] is True
+    version = jobs.get(name)["metadata"]["resourceVersion"]
+    assert shell.dlion("suspend", name) == 0
+    assert "already suspended" in shell.said
+    assert jobs.get(name)["metadata"]["resourceVersion"] == version
+    suspended = status("Suspended", condition("Suspended", "True", "Suspended"))
+    operator = in_background(lambda: write_status(jobs, name, suspended))
+    assert shell.dlion("suspend", name, "--wait", "--timeout", "30") == 0
+    operator.join()
+    assert shell.dlion("resume", name, "--wait", "--timeout", "1") == ExitCode.DEADLINE
+    assert jobs.get(name)["spec"]["suspend"] is False
+    write_status(jobs, name, TRAINING)
+    assert shell.dlion("resume", name, "--wait", "--timeout", "30") == 0
+    write_status(jobs, name, SUCCEEDED)
+    assert shell.dlion("suspend", name) == 0
+    assert "its run has ended" in shell.said
+    assert jobs.get(name)["spec"]["suspend"] is False
+
+
+def test_delete_is_sure_and_waits(
+    shell: Shell, jobs: Jobs, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert shell.dlion("delete", name) == ExitCode.USAGE
+    assert "--yes" in shell.complained
+    assert shell.dlion("delete", name, "--yes", "--timeout", "60") == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} deleted\n"
+    assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
+    assert shell.dlion("delete", name, "--yes") == ExitCode.UNAVAILABLE
+    assert shell.dlion("delete", name, "--yes", "--ignore-not-found") == 0
+
+
+def test_a_deletion_that_waits_for_somebody_names_him(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    kubectl.run("patch", "dlj", name, "--type=merge", "-p", finalizers(["example.com/slow"]))
+    assert shell.dlion("delete", name, "--yes", "--timeout", "2") == ExitCode.DEADLINE
+    assert "example.com/slow" in shell.complained
+    kubectl.run("patch", "dlj", name, "--type=merge", "-p", finalizers([]))
+
+
+def finalizers(names: list[str]) -> str:
+    return json.dumps({"metadata": {"finalizers": names}})
+
+
+# ---- rights --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_reader(
+    kubectl: Kubectl, shell: Shell, tmp_path: Path, request: pytest.FixtureRequest
+) -> Shell:
+    """The command line of somebody who may look at jobs and at nothing else."""
+    account = f"reader-{uuid.uuid4().hex[:6]}"
+    kubectl.run("create", "serviceaccount", account)
+    kubectl.apply(ROLE)
+    subject = f"--serviceaccount={kubectl.namespace}:{account}"
+    kubectl.run("create", "rolebinding", account, "--role=reader", subject)
+    token = kubectl.run("create", "token", account).strip()
+    admin = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
+    ca = str(admin.get("certificate-authority-data", ""))
+    path = kubeconfig_file(tmp_path, admin["server"], {"token": token}, ca, kubectl.namespace)
+    return replace(shell, kubeconfig=path)
+
+
+def test_a_right_that_is_missing_is_named(as_reader: Shell, jobs: Jobs, name: str) -> None:
+    assert jobs.create(manifest(name), dry_run=False).accepted
+    assert as_reader.dlion("get", name) == 0  # events are left out without a word
+    assert as_reader.dlion("suspend", name) == ExitCode.DENIED
+    assert "may not patch dlionjobs.dlion.dev" in as_reader.complained
+    assert "kubectl create role NAME --verb=patch" in as_reader.complained
+    assert as_reader.dlion("submit", as_reader.file(manifest(name))) == ExitCode.DENIED
+    assert as_reader.dlion("delete", name, "--yes") == ExitCode.DENIED
+    assert "may not delete" in as_reader.complained
+    assert as_reader.dlion("get", "-A") == ExitCode.DENIED
+    assert "clusterrole" in as_reader.complained
+    assert as_reader.dlion("logs", name) == ExitCode.DENIED
+    assert "may not list pods" in as_reader.complained
+
+
+def test_a_token_that_is_not_known(as_reader: Shell) -> None:
+    text = as_reader.kubeconfig.read_text()
+    as_reader.kubeconfig.write_text(re.sub(r"token: .*", "token: nonsense", text))
+    assert as_reader.dlion("get") == ExitCode.DENIED
+    assert "does not accept who you are" in as_reader.complained
+
+
+def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> None:
+    config = yaml.safe_load(as_reader.kubeconfig.read_text())
+    version = "client.authentication.k8s.io/v1"
+    token = config["users"][0]["user"].pop("token")
+    said = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": token}}
+    config["users"][0]["user"]["exec"] = {
+        "apiVersion": version, "command": "echo", "args": [json.dumps(said)],
+        "interactiveMode": "Never",
+    }  # fmt: skip
+    as_reader.kubeconfig.write_text(yaml.safe_dump(config))
+    assert as_reader.dlion("get") == 0
+    config["users"][0]["user"]["exec"] |= {"command": "false"}
+    as_reader.kubeconfig.write_text(yaml.safe_dump(config))
+    assert as_reader.dlion("get") == ExitCode.DATA
+    assert "exec: process returned 1" in as_reader.complained
+
+
+def test_jobs_without_pods_have_neither_logs_nor_results(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    assert shell.dlion("logs", name) == ExitCode.UNAVAILABLE
+    assert "has no pods of workers at this site" in shell.complained
+    assert shell.dlion("fetch", name) == ExitCode.UNAVAILABLE
+    assert "has no keeper's pod here" in shell.complained
+
+
+def test_names_are_completed(shell: Shell, jobs: Jobs, name: str) -> None:
+    from click.shell_completion import ShellComplete
+
+    from dlion_cli.__main__ import dlion
+
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    arguments = ["watch", "-n", shell.namespace, "--kubeconfig", str(shell.kubeconfig)]
+    found = ShellComplete(dlion, {}, "dlion", "_DLION_COMPLETE").get_completions(
+        arguments, name[:5]
+    )
+    assert name in [item.value for item in found]

@@ -1,0 +1,289 @@
+"""`dlion logs` and `dlion fetch` with real pods, made by the test as the operator labels them.
+
+Proves: lines of all workers come with their workers' names, of one group or worker where that is
+asked for, the last so many of each; -f goes on over a container that is started again and a worker
+that comes late, shows no line twice, and ends with the run; a container that has not started is
+told. A tar stream comes through exec whole, in many pieces, and is checked; what the command in the
+pod says is told, and a container without it; a broken fetch leaves what was there.
+
+Leaves out: the keeper itself. A shell script stands where Python would, which sends what the real
+`pack` has written; the project's own image and its keeper are tested as a whole elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import manifest_schema
+from api_server import jobs_of
+from dlion_api import cluster_names as names
+from dlion_api.errors import UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_worker.keeper.pack import pack
+from manifest_table import changed, smallest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+JOB = "podded"
+MODEL = os.urandom(500_000).replace(b"X", b"Y")
+STATUS = {"observedGeneration": 1, "state": "Training", "runId": "1"}
+ENDED = STATUS | {
+    "state": "Succeeded",
+    "conditions": [
+        {"type": "Succeeded", "status": "True", "reason": "Completed",
+         "lastTransitionTime": "2026-01-31T12:00:00Z"}
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(cluster: Kubectl) -> Iterator[Kubectl]:
+    """A job of run 1 in the cluster."""
+    had = "dlionjobs.dlion.dev" in cluster.run("get", "crd", "-o", "name")
+    if not had:
+        cluster.run("create", "-f", str(manifest_schema.CRD))
+    _submit(cluster)
+    yield cluster
+    if not had:
+        cluster.run("delete", "crd", "dlionjobs.dlion.dev")
+
+
+def _submit(cluster: Kubectl) -> None:
+    manifest = changed(smallest(), {"metadata.name": JOB})
+    deadline_s = time.monotonic() + 30
+    while True:
+        try:
+            cluster.apply(manifest)
+        except UnavailableError:  # the API server serves a new kind some time later
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+        else:
+            return
+
+
+def dlion(kubectl: Kubectl, *arguments: str) -> int:
+    where = ["--kubeconfig", str(kubectl.kubeconfig), "-n", kubectl.namespace]
+    return main([*arguments, *where])
+
+
+def pod(image: str, component: str, script: str, **labels: str) -> dict[str, Any]:
+    container = names.KEEPER_CONTAINER if component == names.KEEPER else names.TRAINER_CONTAINER
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{component}-{uuid.uuid4().hex[:6]}",
+            "labels": {
+                names.JOB_LABEL: JOB, names.RUN_LABEL: "1", names.COMPONENT_LABEL: component,
+                names.SITE_LABEL: "plant-a", **labels,
+            },
+        },
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "OnFailure",
+            "containers": [
+                {"name": container, "image": image, "command": ["/bin/sh", "-c", script]}
+            ],
+        },
+    }  # fmt: skip
+
+
+def worker(image: str, group: str, index: int, script: str) -> dict[str, Any]:
+    labels = {names.GROUP_LABEL: group, names.INDEX_LABEL: str(index)}
+    return pod(image, names.WORKER, script, **labels)
+
+
+def wait_for_phase(kubectl: Kubectl, phase: str, *pods: dict[str, Any]) -> None:
+    for each in pods:
+        path = f"pod/{each['metadata']['name']}"
+        kubectl.wait(f"--for=jsonpath={{.status.phase}}={phase}", path)
+
+
+def write_status(kubectl: Kubectl, status: dict[str, Any]) -> None:
+    with jobs_of(kubectl) as jobs:
+        answer = jobs.replace_status(JOB, jobs.get(JOB) | {"status": status}, dry_run=False)
+    assert answer.accepted, answer.message
+
+
+def test_logs_of_all_workers_and_of_some(
+    job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods = [
+        worker(busybox, "small", 0, "echo a1; echo a2"),
+        worker(busybox, "small", 1, "echo b1; printf 'b2\\033[2J'"),
+        worker(busybox, "large", 0, "echo c1"),
+    ]
+    job.apply(*pods)
+    wait_for_phase(job, "Succeeded", *pods)
+    assert dlion(job, "logs", JOB) == 0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == [
+        "large-0 | c1", "small-0 | a1", "small-0 | a2", "small-1 | b1", "small-1 | b2·[2J"
+    ]  # fmt: skip
+    assert dlion(job, "logs", JOB, "--group", "small", "--worker", "0", "--tail", "1") == 0
+    assert capsys.readouterr().out == "small-0 | a2\n"
+    assert dlion(job, "logs", JOB, "--group", "large", "--timestamps") == 0
+    assert re.fullmatch(r"large-0 \| \d{4}-\S+Z c1\n", capsys.readouterr().out)
+    assert dlion(job, "logs", JOB, "--group", "none") == ExitCode.UNAVAILABLE
+    assert "no pods of workers of group none" in capsys.readouterr().err
+
+
+def test_following_survives_a_restart_takes_up_late_workers_and_ends_with_the_run(
+    job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restarts = (
+        "if [ -e /state/once ]; then for i in 4 5 6; do echo line $i; sleep 1; done; sleep 600; fi;"
+        "for i in 1 2 3; do echo line $i; sleep 1; done; touch /state/once; exit 1"
+    )
+    first = worker(busybox, "small", 0, restarts)
+    first["spec"]["volumes"] = [{"name": "state", "emptyDir": {}}]
+    first["spec"]["containers"][0]["volumeMounts"] = [{"name": "state", "mountPath": "/state"}]
+    job.apply(first)
+    write_status(job, STATUS)
+    ended: list[int] = []
+    following = threading.Thread(target=lambda: ended.append(dlion(job, "logs", JOB, "-f")))
+    following.start()
+    wait_for_phase(job, "Running", first)
+    late = worker(busybox, "small", 1, "echo late; sleep 600")
+    job.apply(late)
+    wait_for_phase(job, "Running", late)
+    time.sleep(12)  # the restart's back-off, and what it says
+    write_status(job, ENDED)
+    following.join(timeout=30)
+    assert ended == [0]
+    lines = capsys.readouterr().out.splitlines()
+    of_first = [line for line in lines if line.startswith("small-0")]
+    assert of_first == [f"small-0 | line {i}" for i in range(1, 7)]
+    assert lines.count("small-1 | late") == 1
+
+
+def test_a_container_that_has_not_started_is_told(
+    job: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.apply(worker("dlion.test/none:0", "small", 0, "true"))
+    deadline_s = time.monotonic() + 30
+    while "is waiting to start" not in capsys.readouterr().err:
+        assert time.monotonic() < deadline_s
+        assert dlion(job, "logs", JOB) == 0
+        time.sleep(0.5)
+
+
+# ---- fetch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """What the keeper would have."""
+    folder = tmp_path / "kept" / "1" / "models" / "plant-a"
+    folder.mkdir(parents=True)
+    (folder / "model.keras").write_bytes(MODEL)
+    (folder / "model.json").write_text('{"model": "averaged"}')
+    return tmp_path / "kept"
+
+
+def keeper(kubectl: Kubectl, image: str, stream: bytes, script: str) -> None:
+    """A keeper whose `python` is that script; the stream is in /bin2/stream."""
+    files = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "python"},
+        "data": {"python": f"#!/bin/sh\n{script}\n"},
+        "binaryData": {"stream": base64.b64encode(stream).decode()},
+    }
+    made = pod(image, names.KEEPER, "sleep 600")
+    container = made["spec"]["containers"][0]
+    container["env"] = [{"name": "PATH", "value": "/bin2:/bin"}]
+    container["volumeMounts"] = [{"name": "python", "mountPath": "/bin2"}]
+    made["spec"]["volumes"] = [
+        {"name": "python", "configMap": {"name": "python", "defaultMode": 0o755}}
+    ]
+    kubectl.run("create", "-f", "-", text=json.dumps(files))
+    kubectl.run("create", "-f", "-", text=json.dumps(made))
+    wait_for_phase(kubectl, "Running", made)
+
+
+def packed(kept: Path) -> bytes:
+    output = io.BytesIO()
+    pack(kept, "1", ["models/plant-a"], output)
+    return output.getvalue()
+
+
+BEGINNING = "head -c 300000 /bin2/stream"
+EXPECTED = "-m dlion_worker.keeper.pack --run 1 models/plant-a"
+
+
+def test_a_model_is_fetched_whole(
+    job: Kubectl, busybox: str, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = f'[ "$*" = "{EXPECTED}" ] || {{ echo "asked for $*" >&2; exit 66; }}; cat /bin2/stream'
+    keeper(job, busybox, packed(kept), script)
+    out = kept.parent / "out"
+    out.mkdir()
+    (out / "model.json").write_text("old")
+    assert dlion(job, "fetch", JOB, "--out", str(out)) == 0, capsys.readouterr().err
+    assert (out / "model.keras").read_bytes() == MODEL
+    assert json.loads((out / "model.json").read_text()) == {"model": "averaged"}
+    assert str(out / "model.keras") in capsys.readouterr().out.splitlines()
+    assert dlion(job, "fetch", JOB, "--out", str(out), "--site", "plant-b") == ExitCode.DATA
+    assert "asked for" in capsys.readouterr().err
+    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.keras"]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        (BEGINNING, ExitCode.UNAVAILABLE, "to its end"),
+        (f"{BEGINNING}; echo broken >&2; exit 1", ExitCode.DATA, "broken"),
+        (
+            f"{BEGINNING}; printf X; tail -c +300002 /bin2/stream",
+            ExitCode.FAILED,
+            "SHA-256 differs",
+        ),
+        ("echo nonsense", ExitCode.UNAVAILABLE, "to its end"),
+    ],
+    ids=["cut off", "failing", "damaged", "no tar"],
+)
+def test_a_broken_fetch_leaves_what_was_there(
+    job: Kubectl,
+    busybox: str,
+    kept: Path,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    code: ExitCode,
+    words: str,
+) -> None:
+    keeper(job, busybox, packed(kept), script)
+    out = kept.parent / "out"
+    out.mkdir()
+    (out / "model.keras").write_text("old")
+    ended = dlion(job, "fetch", JOB, "--out", str(out))
+    said = capsys.readouterr().err
+    assert (ended, words in said) == (code, True), said
+    assert {p.name: p.read_text() for p in out.iterdir()} == {"model.keras": "old"}
+
+
+def test_a_keeper_without_python_is_told(
+    job: Kubectl, busybox: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = pod(busybox, names.KEEPER, "sleep 600")
+    job.apply(made)
+    wait_for_phase(job, "Running", made)
+    assert dlion(job, "fetch", JOB, "--out", str(tmp_path / "out")) == ExitCode.DATA
+    assert "python" in capsys.readouterr().err

@@ -1,0 +1,345 @@
+"""Proves of the images that the Dockerfile gives, in pods of a namespace that enforces the
+`restricted` pod security: they run as uid 65532 on a read-only root file system and write where
+they may; they bring no compiler and no pip, the small ones no TensorFlow; all that their programs
+import is there; the codecs' machine code is taken up, not compiled; a training step and the digits
+work; SIGTERM ends a process within a second or two; sizes stay within their bounds. The lock
+resolves for 64-bit ARM, and for NVIDIA's GPUs, with hashes.
+
+Leaves out: images of other architectures and a GPU (nothing here runs them); the programs' own
+work in a cluster (other tests of this folder).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from testbed.project_images import ROOT, ProjectImage, Target, build_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.kubectl import Kubectl
+    from testbed.sites import Testbed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+
+UID = 65532
+MOST_BYTES = {
+    Target.OPERATOR: 350_000_000,
+    Target.SIDECAR: 350_000_000,
+    Target.WORKER: 1_500_000_000,
+}
+WRITABLE = ("/tmp", "/run/dlion", "/var/lib/dlion")
+NODE = "site-a-n0"
+
+SURROUNDINGS = """
+import errno, importlib.util, json, os, shutil, sys
+def answer(folder):
+    try:
+        open(os.path.join(folder, "probe"), "x").close()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "written"
+folders = ["/", "/etc", "/opt/dlion", *sys.argv[1:]]
+print(json.dumps({
+    "ids": [os.getuid(), os.getgid(), *os.getgroups()],
+    "folders": {folder: answer(folder) for folder in folders},
+    "tools": [name for name in ("pip", "pip3", "uv", "gcc", "cc", "ld", "strip", "make")
+              if shutil.which(name)],
+    "packages": [name for name in ("pip", "tensorflow", "keras", "numpy", "pytest", "dlion_cli",
+                                   "dlion_operator", "dlion_worker")
+                 if importlib.util.find_spec(name)],
+    "sources": sum(name.endswith(".py") for _, _, names in os.walk("/opt/dlion") for name in names),
+    "compiled": sum(name.endswith(".pyc") for _, _, names in os.walk("/opt/dlion")
+                    for name in names),
+}))
+"""
+
+IMPORTS = """
+import importlib, json, pkgutil, sys
+failed, count = {}, 0
+for root in sys.argv[1:]:
+    package = importlib.import_module(root)
+    found = pkgutil.walk_packages(getattr(package, "__path__", []), root + ".", onerror=print)
+    for module in found:
+        if module.name.startswith("dlion_worker.results.report"):
+            continue  # drawn by the command line, outside of clusters
+        try:
+            importlib.import_module(module.name)
+            count += 1
+        except Exception as error:
+            failed[module.name] = repr(error)
+print(json.dumps({"failed": failed, "count": count, "tensorflow": "tensorflow" in sys.modules}))
+"""
+
+WORK = """
+import json, time
+began = time.monotonic()
+import tensorflow as tf
+import_s = time.monotonic() - began
+from dlion_worker.codecs import kernels
+from dlion_worker.training.datasets.named import digits
+dispatchers = [kernels.peak_bits, kernels.count, kernels.gather_blocks, kernels.add_blocks]
+x, y = digits()
+model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(10)])
+model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+history = model.fit(x / 255.0, y, epochs=1, verbose=0)
+model.save("/var/lib/dlion/model.keras")
+again = tf.keras.models.load_model("/var/lib/dlion/model.keras")
+print(json.dumps({
+    "import_s": round(import_s, 1),
+    "loss": float(history.history["loss"][0]),
+    "samples": len(x),
+    "hits": [sum(each.stats.cache_hits.values()) for each in dispatchers],
+    "misses": [sum(each.stats.cache_misses.values()) for each in dispatchers],
+}))
+"""
+
+WAITING = """
+import os, sys
+from dlion_api.names import Rank
+from dlion_api.worker_config import WorkerConfig
+open("/tmp/token", "w").write("none")
+WorkerConfig(
+    job_document=%(document)r, rank=Rank(0), coordinator_address="127.0.0.1:9",
+    authority_pem_path="", token_path="/tmp/token", state_dir="/var/lib/dlion",
+    socket_path="/run/dlion/s", listen_host="127.0.0.1", advertise_host="127.0.0.1",
+    data_root="", results_dir="/var/lib/dlion",
+).save("/tmp/config.json")
+arguments = ["-m", "dlion_worker.sidecar", "--config", "/tmp/config.json"]
+os.execv(sys.executable, [sys.executable, *arguments])
+"""
+DOCUMENT = {
+    "apiVersion": "dlion.dev/v1alpha1",
+    "kind": "DLionJob",
+    "metadata": {"name": "waiting"},
+    "spec": {
+        "sites": [{"name": "site-a", "groups": [{"name": "only", "workers": 1}]}],
+        "trainer": {
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": {"maxSeconds": 60},
+        },
+        "tls": {"mode": "Disabled"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def images(testbed: Testbed) -> dict[Target, ProjectImage]:
+    """All three of the tree as it stands, on one node."""
+    began_s = time.monotonic()
+    made = {image.target: image for image in build_images()}
+    built_s = time.monotonic()
+    for image in made.values():
+        testbed.node(NODE).load_image(image.archive)
+    print(f"built in {built_s - began_s:.0f} s, loaded in {time.monotonic() - built_s:.0f} s")
+    return made
+
+
+@pytest.fixture(scope="module")
+def restricted(testbed: Testbed) -> Iterator[Kubectl]:
+    """A namespace whose pods must be `restricted`."""
+    kubectl = testbed.site("site-a").kubectl
+    name = f"restricted-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubectl.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    )
+    yield replace(kubectl, namespace=name)
+    kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) -> dict[str, Any]:
+    """As the operator's pods are: `restricted`, the root file system read-only."""
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": image.reference,
+        "imagePullPolicy": "Never",
+        "args": arguments,
+        "resources": {"limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [
+            {"name": f"v{number}", "mountPath": path} for number, path in enumerate(WRITABLE)
+        ],
+    }
+    if command is not None:
+        container["command"] = command
+    spec = {
+        "restartPolicy": "Never",
+        "nodeSelector": {"kubernetes.io/hostname": NODE},
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": f"v{number}", "emptyDir": {}} for number in range(len(WRITABLE))],
+        "terminationGracePeriodSeconds": 30,
+    }
+    metadata = {"name": f"{image.target}-{uuid.uuid4().hex[:8]}"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def printed(kubectl: Kubectl, document: dict[str, Any]) -> str:
+    """What the pod printed; it has to succeed."""
+    name = document["metadata"]["name"]
+    kubectl.apply(document)
+    until_s = time.monotonic() + 180
+    while (phase := kubectl.get("pod", name)["status"].get("phase")) not in {"Succeeded", "Failed"}:
+        assert time.monotonic() < until_s, kubectl.run("describe", "pod", name)
+        time.sleep(0.3)
+    said = kubectl.run("logs", name)
+    kubectl.run("delete", "pod", name, "--wait=false")
+    assert phase == "Succeeded", said[-4000:]
+    return said
+
+
+def answer(kubectl: Kubectl, image: ProjectImage, script: str, *arguments: str) -> dict[str, Any]:
+    """What a script in the image's Python says, its last line being JSON."""
+    said = printed(kubectl, pod(image, ["python", "-c", script], list(arguments)))
+    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_it_is_no_larger_than_it_may_be(images: dict[Target, ProjectImage], target: Target) -> None:
+    size = images[target].unpacked_bytes
+    print(f"{target}: {size / 1e6:.0f} MB unpacked")
+    assert 50_000_000 < size < MOST_BYTES[target]
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_it_runs_restricted_and_holds_what_it_needs_alone(
+    images: dict[Target, ProjectImage], restricted: Kubectl, target: Target
+) -> None:
+    found = answer(restricted, images[target], SURROUNDINGS, *WRITABLE)
+    assert set(found["ids"]) == {UID}
+    assert found["folders"] == {
+        **dict.fromkeys(("/", "/etc", "/opt/dlion"), "EROFS"),
+        **dict.fromkeys(WRITABLE, "written"),
+    }
+    assert found["tools"] == []
+    own = {Target.OPERATOR: {"dlion_operator"}, Target.SIDECAR: {"dlion_worker"}}
+    everything = {"tensorflow", "keras", "numpy", "dlion_worker"}
+    assert set(found["packages"]) == own.get(target, everything)
+    assert found["compiled"] > 0.9 * found["sources"]
+
+
+@pytest.mark.parametrize(
+    ("target", "roots"),
+    [
+        (Target.OPERATOR, ["dlion_api", "dlion_operator"]),
+        (Target.SIDECAR, ["dlion_api", "dlion_worker.pod", "dlion_worker.sidecar"]),
+        (Target.WORKER, ["dlion_api", "dlion_worker"]),
+    ],
+)
+def test_everything_that_its_programs_import_is_there(
+    images: dict[Target, ProjectImage], restricted: Kubectl, target: Target, roots: list[str]
+) -> None:
+    found = answer(restricted, images[target], IMPORTS, *roots)
+    assert found["failed"] == {}
+    assert found["count"] > 20
+    assert found["tensorflow"] == (target is Target.WORKER)
+
+
+def test_the_worker_image_trains_and_compiles_nothing(
+    images: dict[Target, ProjectImage], restricted: Kubectl
+) -> None:
+    found = answer(restricted, images[Target.WORKER], WORK)
+    print(f"TensorFlow imported in {found['import_s']} s")
+    assert found["samples"] == 1797
+    assert 0 < found["loss"] < 10
+    assert found["hits"] == [1] * 4
+    assert found["misses"] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "said"),
+    [
+        (Target.OPERATOR, ["--help"], "--config"),
+        (Target.SIDECAR, ["sidecar", "--help"], "sidecar"),
+        (Target.WORKER, ["trainer", "--help"], "trainer"),
+        (Target.WORKER, ["keeper", "--help"], "keeper"),
+    ],
+)
+def test_its_entry_point_is_the_program(
+    images: dict[Target, ProjectImage],
+    restricted: Kubectl,
+    target: Target,
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert said in printed(restricted, pod(images[target], None, arguments))
+
+
+def test_sigterm_ends_a_process_that_waits_for_its_coordinator(
+    images: dict[Target, ProjectImage], restricted: Kubectl
+) -> None:
+    script = WAITING % {"document": DOCUMENT}
+    made = pod(images[Target.SIDECAR], ["python", "-c", script], [])
+    name = made["metadata"]["name"]
+    restricted.apply(made)
+    restricted.wait("--for=jsonpath={.status.phase}=Running", f"pod/{name}")
+    serving = time.monotonic() + 30
+    probe = ["exec", name, "--", "python", "-c"]
+    while "dlion_worker.sidecar" not in restricted.run(
+        *probe, "print(open('/proc/1/cmdline').read())"
+    ) or "True" not in restricted.run(*probe, "import os; print(os.path.exists('/run/dlion/s'))"):
+        assert time.monotonic() < serving, restricted.run("logs", name)
+        time.sleep(0.5)
+    killed_s = float(
+        restricted.run(*probe, "import os, time; print(time.time(), flush=True); os.kill(1, 15)")
+    )
+    restricted.wait("--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", timeout_s=20)
+    state = restricted.get("pod", name)["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended_s = datetime.fromisoformat(state["finishedAt"]).timestamp()  # rounded down to seconds
+    print(f"SIGTERM at {killed_s % 60:.1f} s, ended in the second from {ended_s % 60:.0f} s")
+    assert ended_s - killed_s < 1
+    restricted.run("delete", "pod", name, "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("platform", "options"),
+    [
+        ("aarch64-manylinux_2_28", []),
+        ("x86_64-manylinux_2_28", []),
+        (
+            "x86_64-manylinux_2_28",
+            ["--omit=tensorflow-cpu", "--lock=requirements.lock", "--lock=requirements-gpu.lock"],
+        ),
+    ],
+)
+def test_a_workers_packages_are_to_be_had_with_their_hashes(
+    tmp_path: Path, platform: str, options: list[str]
+) -> None:
+    """The index is asked for a wheel of each; nothing is built, nothing installed."""
+    tool = [sys.executable, "tools/image_requirements.py", "--extra=worker", "--omit=click"]
+    picked = subprocess.run(
+        [*tool, "--omit=libclang", *options], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    (tmp_path / "picked.lock").write_text(picked.stdout)
+    uv = Path(sys.executable).with_name("uv")
+    done = subprocess.run(
+        [
+            uv, "pip", "install", "--dry-run", "--no-deps", "--require-hashes",
+            "--only-binary=:all:", f"--python-platform={platform}", "--python-version=3.11",
+            f"--target={tmp_path}/none", "--requirement", tmp_path / "picked.lock",
+        ],
+        env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Would install" in done.stderr
+    assert ("tensorflow-cpu==" in done.stderr) == (platform.startswith("x86") and not options)

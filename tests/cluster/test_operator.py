@@ -1,0 +1,242 @@
+"""The operator beside a real API server and its controllers, with nodes that keep no pods.
+
+Proves: what it makes is accepted and owned; deleting a job takes everything along, also with the
+operator gone; a status that kstatus reads; an unchanged job costs no request that changes anything;
+killing the operator at any time leaves no child twice; refusals become conditions; a change of the
+run id starts a new run; what an API server accepts never crashes it. Prints its memory.
+Left out: pods that run (test_training), faults of the API server.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from manifest_table import changed, smallest
+from operator_process import OperatorProcess
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+KINDS = "jobs,services,configmaps,deployments,pvc,pods"
+
+
+@pytest.fixture
+def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,)) as process:
+        yield process
+        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+def manifest(name: str = "digits", **changes: Any) -> dict[str, Any]:
+    document = changed(smallest(), {f"spec.{path}": value for path, value in changes.items()})
+    document["metadata"] = {"name": name}
+    document["spec"]["sites"] = [
+        {
+            "name": "plant-a",
+            "groups": [{"name": "small", "workers": 3}, {"name": "large", "workers": 1}],
+        }
+    ]
+    return document
+
+
+def eventually(look: Callable[[], Any], *, within_s: float = 30.0) -> Any:
+    """What `look` yields once it is true."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s"
+        time.sleep(0.2)
+    return found
+
+
+def children(kubectl: Kubectl) -> set[str]:
+    """Kind and name of everything that belongs to a job and is not on its way out."""
+    found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
+    return {
+        f"{each['kind']}/{each['metadata']['name']}"
+        for each in found
+        if not each["metadata"].get("deletionTimestamp")
+    }
+
+
+def condition(kubectl: Kubectl, type_: str, name: str = "digits") -> dict[str, Any]:
+    """That condition of the job; empty where it has none."""
+    status = kubectl.get("dlj", name).get("status") or {}
+    found = [each for each in status.get("conditions") or () if each["type"] == type_]
+    return found[0] if found else {}
+
+
+def made(kubectl: Kubectl, jobs: int = 2) -> set[str]:
+    """All children, once there are so many Jobs, each with its pods."""
+
+    def look() -> set[str] | None:
+        there = children(kubectl)
+        counts = [sum(each.startswith(f"{kind}/") for each in there) for kind in ("Job", "Pod")]
+        return there if counts[0] == jobs and counts[1] >= 2 * jobs else None
+
+    found: set[str] = eventually(look)
+    return found
+
+
+def test_a_job_gets_its_children_and_goes_with_them(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    kubectl.apply(manifest())
+    there = made(kubectl)
+    kinds = sorted(each.partition("/")[0] for each in there)
+    # The keeper's pod is one of the five.
+    eventually(lambda: sum(each.startswith("Pod/") for each in children(kubectl)) == 5)
+    assert [k for k in kinds if k != "Pod"] == [
+        "ConfigMap", "Deployment", "Job", "Job", "Service", "Service"
+    ]  # fmt: skip
+    eventually(lambda: condition(kubectl, "Ready"))
+    status = kubectl.get("dlj", "digits")["status"]
+    assert status["observedGeneration"] == 1
+    assert status["readyWorkers"] == "0/4"
+    assert condition(kubectl, "Reconciling")["status"] == "True"
+    job = kubectl.get("jobs")["items"][0]
+    assert job["metadata"]["ownerReferences"][0]["kind"] == "DLionJob"
+    assert "finalizers" not in kubectl.get("dlj", "digits")["metadata"]
+    kubectl.run("delete", "dlj", "digits", "--wait=true")
+    eventually(lambda: not children(kubectl))
+
+
+def test_deleting_leaves_nothing_though_the_operator_is_gone(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    kubectl.apply(manifest())
+    made(kubectl)
+    assert operator.end() == 0
+    kubectl.run("delete", "dlj", "digits", "--wait=true")
+    eventually(lambda: not children(kubectl))
+    operator.start()
+
+
+def test_pods_that_fit_nowhere_are_said_so_and_then_no_request_changes_anything(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    kubectl.apply(manifest())
+    made(kubectl)
+    stuck = eventually(
+        lambda: found if (found := condition(kubectl, "Stalled")).get("status") == "True" else None,
+        within_s=90,
+    )
+    assert stuck["reason"] == "Unschedulable"
+    reasons = {each["reason"] for each in kubectl.get("events")["items"]}
+    assert {"WorkersCreated", "WorkersStarting", "Unschedulable"} <= reasons
+    before = versions(kubectl)
+    looks = operator.metric("dlion_operator_reconciles_total")
+    eventually(lambda: operator.metric("dlion_operator_reconciles_total") >= looks + 2)
+    assert versions(kubectl) == before
+    operator.kill()
+    operator.start()
+    time.sleep(5)
+    assert versions(kubectl) == before
+
+
+def versions(kubectl: Kubectl) -> set[tuple[str, str, str]]:
+    """Kind, name and resource version of the job and of all that belongs to it."""
+    return {_version(each) for each in kubectl.get(f"{KINDS},dlj")["items"]}
+
+
+def _version(document: dict[str, Any]) -> tuple[str, str, str]:
+    metadata = document["metadata"]
+    return document["kind"], metadata["name"], metadata["resourceVersion"]
+
+
+def test_killed_at_any_time_the_operator_makes_nothing_twice(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    rng = random.Random(5)
+    for name in (f"job-{number}" for number in range(4)):
+        kubectl.apply(manifest(name))
+        time.sleep(rng.uniform(0.0, 0.4))
+        operator.kill()
+        operator.start()
+    there = made(kubectl, jobs=8)
+    assert len([each for each in there if each.startswith("Deployment/")]) == 4
+    for name in (f"job-{number}" for number in range(4)):
+        kubectl.run("delete", "dlj", name, "--wait=true")
+    eventually(lambda: not children(kubectl))
+
+
+def test_what_the_api_server_refuses_is_said_in_the_status(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    document = manifest()
+    document["spec"]["podTemplate"] = {"spec": {"containers": [{"name": "trainer", "ports": 3}]}}
+    kubectl.apply(document)
+    failed = eventually(
+        lambda: found if (found := condition(kubectl, "Failed")).get("status") == "True" else None
+    )
+    assert failed["reason"] == "InvalidSpec"
+    assert "ports" in failed["message"]
+    assert not [each for each in children(kubectl) if each.startswith("Job/")]
+    document["spec"] |= {"runId": "2", "podTemplate": None}
+    kubectl.apply(document)
+    made(kubectl)
+
+
+def test_suspended_jobs_cost_little(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    alone = operator.memory_mb()
+    kubectl.apply(*(manifest(f"job-{number}", suspend=True) for number in range(300)))
+    eventually(
+        lambda: (
+            sum(
+                (each.get("status") or {}).get("state") == "Suspended"
+                for each in kubectl.get("dlj")["items"]
+            )
+            == 300
+        ),
+        within_s=120,
+    )
+    assert children(kubectl) == set()
+    began_s, cpu_s = time.monotonic(), operator.cpu_s()
+    time.sleep(20)
+    busy = (operator.cpu_s() - cpu_s) / (time.monotonic() - began_s)
+    print(
+        f"operator: {alone:.0f} MB alone, {operator.memory_mb():.0f} MB with 300 suspended jobs, "
+        f"then {busy:.2%} of a core"
+    )
+    assert alone <= 150
+    assert operator.memory_mb() <= 220
+
+
+def test_a_job_of_another_controller_is_left_alone(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    kubectl.apply(manifest("theirs", managedBy="kueue.x-k8s.io/multikueue"), manifest("ours"))
+    eventually(lambda: condition(kubectl, "Ready", "ours"))
+    theirs = kubectl.get("dlj", "theirs")["status"]
+    assert (theirs["observedGeneration"], theirs["conditions"]) == (-1, [])
+    assert not [each for each in children(kubectl) if "theirs" in each]
+
+
+def test_the_site_keeps_its_authority_over_restarts(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    kubectl.apply(manifest())
+    made(kubectl)
+
+    def bundle() -> str:
+        (found,) = kubectl.get("configmap", "-l", "dlion.dev/job-name=digits")["items"]
+        return str(found["data"]["ca.pem"])
+
+    first = bundle()
+    assert "BEGIN CERTIFICATE" in first
+    operator.kill()
+    operator.start()
+    time.sleep(2)
+    assert bundle() == first
+    config = json.loads(
+        kubectl.get("configmap", "-l", "dlion.dev/job-name=digits")["items"][0]["data"]["pod.json"]
+    )
+    assert config["job_document"]["metadata"]["namespace"] == kubectl.namespace

@@ -1,0 +1,82 @@
+"""Small jobs for a site whose operator really trains them: manifests, and what is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+SITE = "site-a"
+SYSTEM = "dlion-system"
+"""The operator's namespace."""
+
+
+def manifest(groups: dict[str, int], *, workers: int = 1, **spec: Any) -> dict[str, Any]:
+    """The digits at one site; `groups` gives thousandths of a core."""
+    return {
+        "apiVersion": "dlion.dev/v1alpha1",
+        "kind": "DLionJob",
+        "metadata": {"name": "digits"},
+        "spec": {
+            "sites": [
+                {
+                    "name": SITE,
+                    "groups": [
+                        {
+                            "name": name,
+                            "workers": workers,
+                            "resources": {
+                                "requests": {"cpu": "50m"},
+                                "limits": {"cpu": f"{cpu}m", "memory": "2Gi"},
+                            },
+                        }
+                        for name, cpu in groups.items()
+                    ],
+                }
+            ],
+            "trainer": {
+                "program": {"builtin": "digits"},
+                "dataset": {"name": "digits", "evaluationFraction": 0.2},
+                "optimizer": {"name": "sgd", "learningRate": 0.05, "momentum": 0.9},
+                "seed": 1,
+                "evaluation": {"everySamples": 5000},
+                "stop": {"maxSeconds": 40},
+            },
+            "batching": {"policy": "weighted", "globalBatchSize": {"initial": 240, "max": 480}},
+            "exchange": {"policy": "dlion", "codec": "float16", "weighting": "sample_mean"},
+            "synchronization": {"mode": "synchronous"},
+            "checkpoint": {"everySeconds": 5},
+            **spec,
+        },
+    }
+
+
+def eventually(look: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:
+    """What `look` yields once it is true."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"{what} not within {within_s:g} s"
+        time.sleep(0.5)
+    return found
+
+
+def status_of(kubectl: Kubectl) -> dict[str, Any]:
+    """The job's status."""
+    status: dict[str, Any] = kubectl.get("dlj", "digits").get("status") or {}
+    return status
+
+
+def iteration(kubectl: Kubectl) -> int:
+    """The foremost worker's, as the status has it."""
+    metrics = (status_of(kubectl).get("trainerStatus") or {}).get("metrics") or ()
+    return next((int(m["value"]) for m in metrics if m["name"] == "iteration"), 0)
+
+
+def wait_until_trains(kubectl: Kubectl, within_s: float = 180.0) -> None:
+    """Returns once the status says that all workers train."""
+    eventually(
+        lambda: status_of(kubectl).get("state") == "Training", within_s=within_s, what="Training"
+    )
