@@ -52,10 +52,11 @@ def kill_and_wait(run: LocalRun, ranks: tuple[int, ...]) -> None:
     run.wait_for_step(max(step.iteration for step in run.steps()) + 10)
 
 
-def assert_nothing_thrown_away(run: LocalRun, killed: set[int]) -> None:
+def assert_nothing_thrown_away(run: LocalRun, killed: set[int], *, may_skip: bool = False) -> None:
     for rank, loss in iteration_losses(run.records(), killed={Rank(r) for r in killed}).items():
         print(f"worker {rank}: median {loss.median_s:.3f} s, longest {loss.longest_s:.3f} s")
-        assert not loss.discarded, loss
+        assert not loss.repeated, loss
+        assert may_skip or not loss.skipped, loss
         assert loss.longest_s < 5.0, loss
 
 
@@ -94,7 +95,9 @@ def test_killed_workers_come_back_where_nobody_waits(tmp_path: Path, mode: dict[
         kill_and_wait(run, (1, 3))
         run.process.terminate()
         assert run.finish() == 130
-    assert_nothing_thrown_away(run, {0, 1, 3})
+    # A backup worker's part is not waited for: one that a busy machine holds up for two iterations
+    # is gone on without, and takes up where the others are.
+    assert_nothing_thrown_away(run, {0, 1, 3}, may_skip=mode["mode"] == "backup")
     last = {rank: run.steps(rank)[-1] for rank in range(WORKERS)}
     if mode["mode"] != "asynchronous":  # where nobody is waited for each goes at its own pace
         iterations = [step.iteration for step in last.values()]

@@ -65,10 +65,14 @@ def test_only_iterations_around_the_fault_are_judged():
 
 
 def test_a_step_done_twice_or_skipped_was_thrown_away():
-    again = iteration_losses(steps(0, [1.0] * 5, iterations=[1, 2, 3, 3, 4]))[Rank(0)]
-    assert again.discarded == (3,)
-    skipped = iteration_losses(steps(0, [1.0] * 4, iterations=[1, 2, 5, 6]))[Rank(0)]
-    assert skipped.discarded == (3, 4)
+    again = iteration_losses(steps(0, [1.0] * 6, iterations=[1, 2, 3, 2, 3, 4]))[Rank(0)]
+    assert (again.repeated, again.skipped) == ((2, 3), ())
+    assert again.discarded == (2, 3)
+    left_out = iteration_losses(steps(0, [1.0] * 4, iterations=[1, 2, 5, 6]))[Rank(0)]
+    assert (left_out.repeated, left_out.skipped) == ((), (3, 4))
+    assert left_out.discarded == (3, 4)
+    assert not again.at_most_one
+    assert not left_out.at_most_one
 
 
 def test_the_killed_worker_itself_is_not_judged():

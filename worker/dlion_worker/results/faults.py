@@ -16,7 +16,7 @@ from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 SLOW_FACTOR = 2.0
 """An iteration longer than this many medians counts as lost. Source: the project's definition."""
@@ -26,8 +26,10 @@ SLOW_FACTOR = 2.0
 class IterationLoss:
     """What one surviving worker lost.
 
-    `slow` are iterations longer than twice the median, `discarded` those that were done and then
-    done again or skipped over, so that their gradient went nowhere.
+    `slow` are iterations longer than twice the median, `repeated` those that were done and then
+    done again, so that their gradient went nowhere, `skipped` those that it never did. In mode
+    `backup` a worker that the others have gone on without takes up where they are: there an
+    iteration may be skipped without a fault.
     """
 
     rank: Rank
@@ -35,7 +37,13 @@ class IterationLoss:
     median_s: float
     longest_s: float
     slow: tuple[int, ...]
-    discarded: tuple[int, ...]
+    repeated: tuple[int, ...]
+    skipped: tuple[int, ...]
+
+    @property
+    def discarded(self) -> tuple[int, ...]:
+        """Iterations whose gradient is missing, in rising order."""
+        return tuple(sorted({*self.repeated, *self.skipped}))
 
     @property
     def at_most_one(self) -> bool:
@@ -79,16 +87,12 @@ def _loss(rank: Rank, steps: list[StepRecord], since_s: float, until_s: float) -
         median_s=usual_s,
         longest_s=max((step.wall_s for step in judged), default=0.0),
         slow=tuple(step.iteration for step in judged if step.wall_s > SLOW_FACTOR * usual_s),
-        discarded=_discarded(steps),
+        repeated=_between(steps, lambda before, after: range(after, before + 1)),
+        skipped=_between(steps, lambda before, after: range(before + 1, after)),
     )
 
 
-def _discarded(steps: list[StepRecord]) -> tuple[int, ...]:
-    """Iterations that come twice, or are missing between two that follow each other."""
-    wrong: list[int] = []
-    for before, after in pairwise(steps):
-        if after.iteration <= before.iteration:
-            wrong.extend(range(after.iteration, before.iteration + 1))
-        else:
-            wrong.extend(range(before.iteration + 1, after.iteration))
-    return tuple(sorted(set(wrong)))
+def _between(steps: list[StepRecord], missing: Callable[[int, int], range]) -> tuple[int, ...]:
+    """What `missing` names between each two iterations that follow each other."""
+    numbers = pairwise(step.iteration for step in steps)
+    return tuple(sorted({each for before, after in numbers for each in missing(before, after)}))
