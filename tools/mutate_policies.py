@@ -53,6 +53,12 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "if grouping.version < self.held.version:",
         "tests/property/test_clusters.py",
     ),
+    "folding": Mutation(
+        "policies/folding.py",
+        "self._hold_with(theirs)",
+        "pass",
+        "tests/property/test_folding.py",
+    ),
     "full": Mutation(
         "policies/combining.py",
         "weight = np.float32(contribution.local_batch_size / divisor)",

@@ -50,6 +50,10 @@ class EventReason(StrEnum):
 
     # ---- what workers do -------------------------------------------------------------------------
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
+    FOLDED_TOGETHER = (
+        "FoldedTogether",
+        "a worker met another, from which it was cut off, at the mean by samples of their weights",
+    )
     MESSAGE_REFUSED = (
         "MessageRefused",
         "a peer sent something that the protocol does not allow, or refuses this worker",

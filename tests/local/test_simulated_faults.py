@@ -2,8 +2,9 @@
 
 Proves, for whole gradients in lock step, DLion's exchange under bounded staleness, Gaia and Hop: a
 crash costs the others no more than the design says; who comes back has a peer's weights, whose
-bytes are counted; silence lets a peer go; bounded staleness loses less to stragglers than lock
-step; loss costs what the formula says; all of it is repeated bit by bit. Left out: when who hears
+bytes are counted; silence lets a peer go; sites that trained apart fold together once; bounded
+staleness loses less to stragglers than lock step; loss costs what the formula says; all of it is
+repeated bit by bit. Left out: when who hears
 of what (tests/unit/simulation), files that are wrong (tests/unit/environments).
 """
 
@@ -20,7 +21,9 @@ import yaml
 from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.records import record_from_json
 from dlion_worker.environments.loss import tcp_bytes_per_s
+from dlion_worker.results.drift import DriftMeter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +58,14 @@ def absence(**times_s: float) -> dict[str, Any]:
 
 
 CRASH_S, BACK_S = 8.0, 16.0
+HEALED_S = 35.0
+SPLIT = four_workers(
+    changes=[
+        {"at": {"seconds": 5}, "cutSites": ["b"]},
+        {"at": {"seconds": HEALED_S}, "cutSites": []},
+    ]
+)
+"""Long enough that each side trains for more than the ten iterations that need no folding."""
 STRAGGLING = four_workers(stragglers=[{"slowdown": 6, "chance": 0.25}])
 LOSS_PERCENT, LATENCY_S = 2.0, 0.04
 
@@ -94,6 +105,7 @@ def troubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
     lossy = four_workers(betweenSites={**between, "lossPercent": LOSS_PERCENT})
     cases = {
         **{f"cut-{policy}": Case(cut, settings(policy)) for policy in ("full", "dlion")},
+        "split": Case(SPLIT, settings("dlion", 50, **{"trainer.evaluation.everySamples": 200})),
         "calm": Case(four_workers(), settings("full")),
         **{f"slow-{policy}": Case(STRAGGLING, settings(policy)) for policy in ("full", "dlion")},
         "calm-dlion": Case(four_workers(), settings("dlion")),
@@ -192,6 +204,27 @@ def test_a_silent_peer_is_let_go_and_linked_again_after_the_cut(
     ]
     assert {is_up for at_s, is_up in connected if 14 < at_s < 20} == {False}
     assert {is_up for at_s, is_up in connected if at_s > 24} == {True}
+
+
+def test_sites_that_trained_apart_fold_together_once(troubles: dict[str, Simulated]) -> None:
+    run = troubles["split"]
+    folds = run.events("FoldedTogether")
+    assert sorted(fold["rank"] for fold in folds) == [0, 1, 2, 3]
+    assert min(fold["time_s"] for fold in folds) > HEALED_S
+    folded_s = max(fold["time_s"] for fold in folds)
+    drifts = drift_over_time(run)
+    apart = max(drift for at_s, drift in drifts if at_s < HEALED_S)
+    (together, *_) = [drift for at_s, drift in drifts if at_s > folded_s]
+    assert apart > 0.3
+    assert together < 0.1 * apart
+    assert folded_s - HEALED_S < 10
+
+
+def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
+    meter = DriftMeter()
+    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
+    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
+    return [point for point in points if point is not None]
 
 
 def test_bounded_staleness_loses_less_to_stragglers_than_lock_step(

@@ -1,4 +1,4 @@
-"""A `Cluster` for policies that read and replace weights: adds `Descended`, `Add` and `Replace`.
+"""A `Cluster` for policies that read and replace weights: `Descended`, `Add`, `Fold`, `Replace`.
 
 As on real links, weights travel in a lane of their own: progress may overtake them, and they it.
 """
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlion_worker.exchange.framing import lane_of
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
     Add,
     Descend,
     Descended,
+    Fold,
     Instruction,
     MemberJoined,
     MessageArrived,
-    MessageKind,
     Replace,
     Send,
 )
@@ -93,6 +94,9 @@ class WeightsCluster(Cluster):
                 replica.weights_D += update_D
             case Replace(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
+            case Fold(weights_D=weights_D, own_samples=own, their_samples=theirs):
+                replica.weights_D *= np.float32(own / (own + theirs))
+                replica.weights_D += np.float32(theirs / (own + theirs)) * weights_D
             case Send(peer=peer, message=message):
                 copied = replace(message, payload=bytes(message.payload))
                 self.links[replica.rank, peer].append(copied)
@@ -104,11 +108,9 @@ class WeightsCluster(Cluster):
         queue = self.links[source, target]
         if not queue:
             return False
-        first = {
-            message.kind is MessageKind.WEIGHTS: at
-            for at, message in reversed(list(enumerate(queue)))
-        }
-        at = first[bool(self.chance.choice(sorted(first)))]
+        first = {lane_of(message.kind): at for at, message in reversed(list(enumerate(queue)))}
+        lanes = sorted(first)
+        at = first[lanes[self.chance.integers(len(lanes))]]
         message = queue[at]
         del queue[at]
         self.handle(target, MessageArrived(source, message))

@@ -38,6 +38,14 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     """payload: why, UTF-8"""
     MESSAGE_KIND_MEET: _MessageKind.ValueType  # 7
     """payload: one byte; a worker that comes late asks or is answered"""
+    MESSAGE_KIND_HELD: _MessageKind.ValueType  # 8
+    """How many samples of each worker the sender's weights hold. Payload, little endian: their count in
+    4 bytes, then for each a rank in 4 and its samples in 8.
+    """
+    MESSAGE_KIND_FOLD_REQUEST: _MessageKind.ValueType  # 9
+    """no payload"""
+    MESSAGE_KIND_FOLD: _MessageKind.ValueType  # 10
+    """payload: as HELD, behind that coded weights"""
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -56,6 +64,14 @@ MESSAGE_KIND_STOP: MessageKind.ValueType  # 6
 """payload: why, UTF-8"""
 MESSAGE_KIND_MEET: MessageKind.ValueType  # 7
 """payload: one byte; a worker that comes late asks or is answered"""
+MESSAGE_KIND_HELD: MessageKind.ValueType  # 8
+"""How many samples of each worker the sender's weights hold. Payload, little endian: their count in
+4 bytes, then for each a rank in 4 and its samples in 8.
+"""
+MESSAGE_KIND_FOLD_REQUEST: MessageKind.ValueType  # 9
+"""no payload"""
+MESSAGE_KIND_FOLD: MessageKind.ValueType  # 10
+"""payload: as HELD, behind that coded weights"""
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
+from dlion_worker.policies.folding import FoldingMachine
 from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
 from dlion_worker.policies.machine import WorkerMachine
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job, Spec
     from dlion_worker.policies.interface import Machine
     from dlion_worker.policies.sending import Sending
+
+
+FOLD_ITERATIONS = 10
+"""What a peer has trained on meanwhile moves no weights where it is less than that many iterations
+of all: a link that was down for a moment. What was missed then is as a gradient that gave way."""
 
 
 class ReplicaModel(ReplicaView, Protocol):
@@ -112,12 +118,28 @@ def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Machine:
     return build(job.spec, rank, replica.layout, sites, sites=sites, replica=replica)
 
 
-def gradient_machine(context: Context, sending: Sending) -> WorkerMachine:
+def gradient_machine(context: Context, sending: Sending) -> Machine:
     """A machine that exchanges gradients, chosen and coded by `sending`.
 
     Where nothing is combined it waits for nobody and takes over no weights, whatever the other
-    sections say.
+    sections say. Where all exchange with all it folds together with those it was cut off from.
     """
+    machine = _worker_machine(context, sending)
+    others = frozenset(context.ranks) - {context.rank}
+    if not sending.combines or context.replica is None or context.neighbours != others:
+        return machine
+    return FoldingMachine(
+        machine,
+        context.replica,
+        rank=context.rank,
+        ranks=context.ranks,
+        size=context.layout.size,
+        coding=context.coding,
+        least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
+    )
+
+
+def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
     knowledge = context.spec.knowledge_transfer
     alone = not sending.combines
     return WorkerMachine(

@@ -55,6 +55,9 @@ class MessageKind(IntEnum):
     WEIGHTS = 5
     STOP = 6
     MEET = 7
+    HELD = 8
+    FOLD_REQUEST = 9
+    FOLD = 10
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,17 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """w <- (m1 w + m2 weights_D) / (m1 + m2), m1 `own_samples` and m2 `their_samples`: what each
+    side has trained on and the other has not. Optimizer moments are left alone."""
+
+    weights_D: Flat
+    own_samples: int
+    their_samples: int
+    sender: Rank
+
+
+@dataclass(frozen=True)
 class Add:
     """w <- w + update_D; the optimizer has no part in it."""
 
@@ -210,7 +224,7 @@ class Refuse:
     reason: str
 
 
-Instruction = Descend | Mix | Add | Replace | Send | SendWeights | Refuse
+Instruction = Descend | Mix | Fold | Add | Replace | Send | SendWeights | Refuse
 
 
 class ReplicaView(Protocol):

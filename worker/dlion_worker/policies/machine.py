@@ -191,6 +191,8 @@ class WorkerMachine:
                     return mixes
                 case MessageKind.STOP | MessageKind.MEET:
                     return []  # the driver's business
+                case MessageKind.HELD | MessageKind.FOLD_REQUEST | MessageKind.FOLD:
+                    raise ContractError(f"{message.kind.name}: nobody folds here")
         except ContractError as error:
             return [Refuse(sender, str(error)), *self._passed_over(sender, message)]
 

@@ -18,6 +18,7 @@ from dlion_worker.policies.interface import (
     Descend,
     Descended,
     Event,
+    Fold,
     Instruction,
     Machine,
     Message,
@@ -76,6 +77,8 @@ class Instructions:
                 self._replica.replace(weights_D)
             case Mix():
                 self._mix(instruction)
+            case Fold():
+                self._fold(instruction)
             case Send(peer=peer, message=message):
                 self._send(peer, message)
             case SendWeights(peer=peer, iteration=iteration):
@@ -101,5 +104,15 @@ class Instructions:
         self._reporter.event(
             EventReason.KNOWLEDGE_TRANSFERRED,
             f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
+            iteration=self._progress.iteration,
+        )
+
+    def _fold(self, fold: Fold) -> None:
+        samples = fold.own_samples + fold.their_samples
+        self._replica.mix(fold.weights_D, fold.their_samples / samples)
+        self._reporter.event(
+            EventReason.FOLDED_TOGETHER,
+            f"met worker {fold.sender} at the mean of what both trained on apart: "
+            f"{fold.own_samples:,} samples here, {fold.their_samples:,} there",
             iteration=self._progress.iteration,
         )

@@ -1,0 +1,287 @@
+"""Two groups that trained apart meet at the mean of their weights by samples, under any schedule.
+
+Proved, against that formula: whatever the order of messages, with messages that come twice and with
+a second cut in the middle, all replicas end at (m1 w1 + m2 w2) / (m1 + m2); a group that held still
+takes the other's weights; no group's samples count twice, however often they meet; a moment's gap
+moves nothing; a newcomer's weights are left alone; a restored worker knows what it holds; nonsense
+is refused. Left out: that drift falls in a real job (tests/local/test_simulated_faults.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import encode_weights
+from dlion_worker.policies import build
+from dlion_worker.policies.folding import FoldingMachine, encode_held, lacking
+from dlion_worker.policies.interface import (
+    Fold,
+    Layout,
+    LocalStepDone,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+    Send,
+)
+from policy_cluster import spec
+from weights_cluster import WeightsCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dlion_worker.policies.interface import Machine
+    from policy_cluster import Replica
+
+FULL = spec(exchange={"policy": "full"}, synchronization={"mode": "asynchronous"})
+
+
+def folding(replica: Replica, ranks: Collection[Rank], layout: Layout, least: int) -> Machine:
+    return FoldingMachine(
+        build(FULL, replica.rank, layout, ranks),
+        replica,
+        rank=replica.rank,
+        ranks=ranks,
+        size=layout.size,
+        coding="float32",
+        least_samples=least,
+    )
+
+
+class SplitCluster(WeightsCluster):
+    """Workers whose gradients move nothing: what groups have trained to is said by the test."""
+
+    def __init__(self, sizes: list[int], seed: int, *, least_samples: int = 1) -> None:
+        self.least_samples = least_samples
+        self.rng = np.random.default_rng(seed)
+        super().__init__(FULL, sizes, seed=seed % 1000, rate=0)
+
+    def built(self, replica: Replica) -> Machine:
+        return folding(replica, self.ranks, self.layout, self.least_samples)
+
+    def across(self, group: Collection[Rank]) -> list[tuple[Rank, Rank]]:
+        return [link for link in self.links if (link[0] in group) != (link[1] in group)]
+
+    def cut(self, group: Collection[Rank]) -> None:
+        """Between that group and the others; what is under way is lost."""
+        for source, target in self.across(group):
+            self.links[source, target].clear()
+            self.handle(target, MemberLeft(source))
+
+    def heal(self, group: Collection[Rank]) -> None:
+        for source, target in self.across(group):
+            self.handle(target, MemberJoined(source, self.replicas[source].iteration))
+
+    def train(self, group: Collection[Rank], steps: int) -> int:
+        """Steps of each in the group, which ends at weights of its own; their samples."""
+        for _ in range(steps):
+            for rank in group:
+                self.step(rank)
+            self.deliver_all()
+        trained_D = self.rng.standard_normal(self.layout.size).astype(np.float32)
+        for rank in group if steps else ():
+            self.replicas[rank].weights_D[:] = trained_D
+        return steps * sum(self.replicas[rank].local_batch_size for rank in group)
+
+    def deliver_at_random(self, most: int | None = None) -> None:
+        """Until nothing is under way, or so many messages; some come twice."""
+        while most is None or most > 0:
+            links = [link for link, queue in self.links.items() if queue]
+            if not links:
+                return
+            link = links[self.rng.integers(len(links))]
+            if self.rng.random() < 0.3:
+                self.links[link].append(self.links[link][0])
+            self.deliver(*link)
+            most = None if most is None else most - 1
+
+    def folds(self) -> int:
+        return sum(isinstance(one, Fold) for r in self.replicas.values() for one in r.said)
+
+
+sizes_of = st.lists(st.integers(1, 6), min_size=2, max_size=5)
+
+
+def mean_by_samples(w1_D: np.ndarray, m1: int, w2_D: np.ndarray, m2: int) -> np.ndarray:
+    """The definition."""
+    return (m1 * w1_D.astype(np.float64) + m2 * w2_D.astype(np.float64)) / (m1 + m2)
+
+
+def two_groups(
+    sizes: list[int], seed: int, steps: tuple[int, int]
+) -> tuple[SplitCluster, list[Rank], np.ndarray]:
+    """A cluster whose groups have trained apart, one group, and where all are to meet."""
+    cluster = SplitCluster(sizes, seed)
+    cluster.lockstep(2)
+    middle = 1 + seed % (len(sizes) - 1)
+    one, other = cluster.ranks[:middle], cluster.ranks[middle:]
+    cluster.cut(one)
+    m1, m2 = cluster.train(one, steps[0]), cluster.train(other, steps[1])
+    w1_D = cluster.replicas[one[0]].weights_D.copy()
+    w2_D = cluster.replicas[other[0]].weights_D.copy()
+    meeting_D = mean_by_samples(w1_D, m1, w2_D, m2) if m1 + m2 else w1_D
+    return cluster, one, meeting_D
+
+
+@given(
+    sizes=sizes_of,
+    seed=st.integers(0, 2**32),
+    steps=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    until_the_second_cut=st.none() | st.integers(0, 40),
+)
+@settings(max_examples=150, deadline=None)
+def test_groups_meet_at_the_mean_by_samples(
+    sizes: list[int], seed: int, steps: tuple[int, int], until_the_second_cut: int | None
+) -> None:
+    cluster, one, meeting_D = two_groups(sizes, seed, steps)
+    cluster.heal(one)
+    if until_the_second_cut is not None:
+        cluster.deliver_at_random(until_the_second_cut)
+        cluster.cut(one)
+        cluster.deliver_at_random()
+        cluster.heal(one)
+    cluster.deliver_at_random()
+    for weights_D in cluster.weights():
+        np.testing.assert_allclose(weights_D, meeting_D, rtol=1e-5, atol=1e-6)
+    held = [replica.machine.held for replica in cluster.replicas.values()]
+    assert all(each == held[0] for each in held)
+
+
+@given(sizes=sizes_of, seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int) -> None:
+    cluster, one, meeting_D = two_groups(sizes, seed, (3, 2))
+    for _ in range(3):
+        cluster.heal(one)
+        cluster.deliver_at_random()
+        np.testing.assert_allclose(cluster.weights()[-1], meeting_D, rtol=1e-5, atol=1e-6)
+        folds = cluster.folds()
+        cluster.cut(one)
+    assert folds == len(sizes)  # each worker's weights once, at the first meeting
+
+
+def test_three_groups_that_meet_one_after_another() -> None:
+    cluster = SplitCluster([2, 3, 4], seed=1)
+    cluster.lockstep(1)
+    a, b, c = cluster.ranks
+    cluster.cut([a])
+    cluster.cut([b])  # each is alone
+    samples = {rank: cluster.train([rank], steps) for rank, steps in ((a, 5), (b, 1), (c, 2))}
+    weights = {rank: cluster.replicas[rank].weights_D.copy() for rank in cluster.ranks}
+    for source, target in ((a, b), (b, a)):
+        cluster.handle(target, MemberJoined(source))
+    cluster.deliver_at_random()
+    for source, target in ((a, c), (c, a), (b, c), (c, b)):
+        cluster.handle(target, MemberJoined(source))
+    cluster.deliver_at_random()
+    expected_D = sum(samples[r] * weights[r].astype(np.float64) for r in cluster.ranks)
+    for row_D in cluster.weights():
+        np.testing.assert_allclose(row_D, expected_D / sum(samples.values()), rtol=1e-5, atol=1e-6)
+
+
+def test_a_moments_gap_moves_nothing() -> None:
+    cluster = SplitCluster([4, 4], seed=0, least_samples=21)
+    cluster.lockstep(1)
+    for steps, folds in ((5, 0), (1, 2)):  # 20 samples apart, then 24
+        cluster.cut([Rank(0)])
+        cluster.train([Rank(0)], steps)
+        cluster.train([Rank(1)], steps)
+        cluster.heal([Rank(0)])
+        cluster.deliver_at_random()
+        assert cluster.folds() == folds
+
+
+def test_a_newcomer_keeps_the_weights_that_it_has_taken_over() -> None:
+    cluster = SplitCluster([4, 4], seed=0)
+    cluster.cut([Rank(1)])
+    cluster.train([Rank(0)], 5)
+    newcomer = cluster.replicas[Rank(1)]
+    newcomer.weights_D[:] = cluster.replicas[Rank(0)].weights_D  # pulled, before its first step
+    cluster.heal([Rank(1)])
+    cluster.deliver_all()
+    assert newcomer.machine.held == {Rank(0): 20}
+    cluster.lockstep(2)
+    assert cluster.folds() == 0
+
+
+def test_a_restored_worker_knows_what_it_holds() -> None:
+    cluster = SplitCluster([4, 3], seed=0)
+    cluster.lockstep(3)
+    replica = cluster.replicas[Rank(0)]
+    again = cluster.built(replica)
+    again.restore(replica.machine.state())
+    assert again.held == replica.machine.held == {Rank(0): 12, Rank(1): 9}
+    told = again.handle(LocalStepDone(4, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
+    assert not any(isinstance(one, Refuse) for one in told)
+    assert again.held == {Rank(0): 16, Rank(1): 9}
+
+
+def test_what_is_lacking() -> None:
+    assert lacking({}, {}) == 0
+    assert lacking({Rank(0): 5}, {Rank(0): 3, Rank(1): 7}) == 7
+    assert lacking({Rank(0): 3}, {Rank(0): 5}) == 2
+
+
+def asked(cluster: SplitCluster) -> Machine:
+    """Worker 0's machine, which has just asked worker 1 for its weights."""
+    cluster.lockstep(1)
+    machine = cluster.replicas[Rank(0)].machine
+    told = machine.handle(held_message({Rank(1): 1000}))
+    assert [one.message.kind for one in told if isinstance(one, Send)] == [MessageKind.FOLD_REQUEST]
+    return machine
+
+
+def held_message(held: dict[Rank, int], extra: bytes = b"") -> MessageArrived:
+    return MessageArrived(Rank(1), Message(MessageKind.HELD, 1, payload=encode_held(held) + extra))
+
+
+WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (MessageKind.HELD, b""),
+        (MessageKind.HELD, struct.pack("<I", 1)),
+        (MessageKind.HELD, struct.pack("<I", 2**32 - 1)),
+        (MessageKind.HELD, struct.pack("<IIQIQ", 2, 1, 5, 1, 6)),  # one worker twice
+        (MessageKind.HELD, encode_held({Rank(7): 5})),  # nobody of this run
+        (MessageKind.HELD, encode_held({Rank(1): 2**53 + 1})),
+        (MessageKind.HELD, encode_held({Rank(1): 5}) + b"x"),
+        (MessageKind.FOLD, b""),
+        (MessageKind.FOLD, encode_held({Rank(1): 1000})),  # without weights
+        (MessageKind.FOLD, encode_held({Rank(1): 1000}) + WEIGHTS[:-1]),
+        (MessageKind.FOLD, encode_held({Rank(1): 1000}) + WEIGHTS[:8] + b"\xff" * 80),
+        (MessageKind.FOLD, encode_held({Rank(7): 1000}) + WEIGHTS),
+    ],
+)
+def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes) -> None:
+    cluster = SplitCluster([4, 4], seed=0)
+    machine = asked(cluster)
+    before = machine.held
+    told = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
+    assert [type(one) for one in told] == [Refuse]
+    assert machine.held == before
+    with_sense = machine.handle(held_message({Rank(1): 2000}))  # it can be asked again
+    assert kind is MessageKind.HELD or any(isinstance(one, Send) for one in with_sense)
+
+
+def test_weights_that_nobody_asked_for_and_strangers_move_nothing() -> None:
+    cluster = SplitCluster([4, 4], seed=0)
+    cluster.lockstep(1)
+    machine = cluster.replicas[Rank(0)].machine
+    fold = Message(MessageKind.FOLD, 1, payload=encode_held({Rank(1): 1000}) + WEIGHTS)
+    assert machine.handle(MessageArrived(Rank(1), fold)) == []
+    request = Message(MessageKind.FOLD_REQUEST, 1)
+    assert machine.handle(MessageArrived(Rank(1), request)) == []  # it was told nothing
+    (refused,) = machine.handle(MessageArrived(Rank(9), fold))
+    assert isinstance(refused, Refuse)

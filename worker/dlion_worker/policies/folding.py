@@ -1,0 +1,291 @@
+"""Folding together after a split: replicas that trained apart meet at their mean by samples.
+
+Called by `building` around a machine whose workers all exchange with all. While a link is down its
+two ends train on without each other; their weights move apart, and gradients that are exchanged
+afterwards do not bring them together again. So each worker counts, for every worker, the samples
+that its own weights hold (a version vector). When a peer comes back both say what they hold. Who
+lacks some of it asks the lowest rank that has it for its weights, and goes to
+
+    (m1 w1 + m2 w2) / (m1 + m2),
+
+m1 the samples that it holds and the other does not, m2 the other way round. From then on it holds
+both, says so to all who may lack some, and folds nothing of it again. One that held still (m1 = 0)
+takes the other's weights. What the exchange of gradients makes up for by itself, less than
+`least_samples`, moves no weights.
+
+Any order of messages, repeated ones and a second cut in the middle lead two groups of equal
+replicas to the same weights. Three groups that meet at one moment meet at a mean too, but not
+always at the one by samples: who folds with a group that has folded already cannot tell whose part
+is whose.
+
+Source: the project's definition; version vectors after Parker et al., 1983.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_worker.policies.interface import (
+    Event,
+    Fold,
+    Instruction,
+    LocalStepDone,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+    ReplicaView,
+    Send,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from dlion_worker.policies.interface import Machine, Value
+
+Held = dict[Rank, int]
+"""Samples of each worker that some weights hold; who is not named: none."""
+
+_KINDS = frozenset({MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD})
+_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
+_COUNT = struct.Struct("<I")
+_ENTRY = struct.Struct("<IQ")
+_MOST_SAMPLES = 2**53
+_HELD, _STEP_OF = "held_samples_", "held_iteration_"
+"""Before a rank, in a checkpoint."""
+
+
+def lacking(held: Mapping[Rank, int], others: Mapping[Rank, int]) -> int:
+    """Samples that `others` hold and `held` does not."""
+    return sum(max(0, samples - held.get(rank, 0)) for rank, samples in others.items())
+
+
+def encode_held(held: Mapping[Rank, int]) -> bytes:
+    """What weights hold, as the payload of a `HELD` message and the head of a `FOLD`."""
+    entries = (_ENTRY.pack(rank, samples) for rank, samples in sorted(held.items()))
+    return b"".join((_COUNT.pack(len(held)), *entries))
+
+
+def decode_held(payload: bytes | memoryview, ranks: Collection[Rank]) -> tuple[Held, memoryview]:
+    """What some weights hold, and what stands behind that in the payload.
+
+    Raises:
+        ContractError: it is cut short, or names unknown workers or absurd counts.
+    """
+    whole = memoryview(payload)
+    try:
+        (count,) = _COUNT.unpack_from(whole)
+        if count > len(ranks):
+            raise ContractError(f"samples of {count} workers; allowed: at most {len(ranks)}")
+        end = _COUNT.size + count * _ENTRY.size
+        entries = list(_ENTRY.iter_unpack(whole[_COUNT.size : end]))
+    except struct.error as error:
+        raise ContractError("samples that weights hold, cut short") from error
+    held = {Rank(rank): samples for rank, samples in entries}
+    if len(entries) < count or len(held) < count:
+        raise ContractError("samples that weights hold, cut short or of one worker twice")
+    if unknown := sorted(set(held) - set(ranks)):
+        raise ContractError(f"samples of worker {unknown[0]}; allowed: {sorted(ranks)}")
+    if max(held.values(), default=0) > _MOST_SAMPLES:
+        raise ContractError(f"{max(held.values())} samples; allowed: {_MOST_SAMPLES}")
+    return held, whole[end:]
+
+
+class FoldingMachine:
+    """A `Machine` that passes everything on to another, and folds beside it."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        replica: ReplicaView,
+        *,
+        rank: Rank,
+        ranks: Collection[Rank],
+        size: int,
+        coding: AnyCoding,
+        least_samples: int,
+    ) -> None:
+        """`ranks` are all that may ever take part, `size` the weights' D; weights are sent in
+        `coding`."""
+        self._machine = machine
+        self._replica = replica
+        self._rank = rank
+        self._ranks = frozenset(ranks)
+        self._size = size
+        self._coding = coding
+        self._least_samples = least_samples
+        self._held: Held = {}
+        self._heard: dict[Rank, int] = {}
+        """The last iteration of each worker that `_held` counts."""
+        self._said: dict[Rank, Held] = {}
+        """What each linked peer has said last that it holds."""
+        self._linked: set[Rank] = set()
+        self._iteration = 0
+        self._stepped = False
+        self._asked: Rank | None = None
+        self._answerable: set[Rank] = set()
+        """Peers that have been told what is held here and have not asked for it since."""
+
+    @property
+    def held(self) -> Held:
+        """Samples of each worker that this worker's weights hold."""
+        return dict(self._held)
+
+    # ---- Machine -------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Takes one event; what is to be done about it, in order."""
+        match event:
+            case MessageArrived(sender=sender, message=message) if message.kind in _KINDS:
+                return self._taken(sender, message)
+            case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
+                told = self._machine.handle(event)
+                if not any(isinstance(one, Refuse) for one in told):
+                    self._count(sender, message.iteration, message.local_batch_size)
+                return told
+            case LocalStepDone():
+                told = self._machine.handle(event)
+                self._stepped = True
+                self._iteration = event.iteration
+                self._count(self._rank, event.iteration, event.local_batch_size)
+                return told
+            case MemberJoined(rank=rank):
+                return self._machine.handle(event) + self._joined(rank)
+            case MemberLeft(rank=rank):
+                return self._machine.handle(event) + self._left(rank)
+        return self._machine.handle(event)
+
+    def waiting_for(self) -> frozenset[Rank]:
+        """Whom the other machine waits for: folding waits for nobody."""
+        return self._machine.waiting_for()
+
+    def next_iteration(self) -> int:
+        """Number of the next local step."""
+        return self._machine.next_iteration()
+
+    def state(self) -> dict[str, Value]:
+        """The other machine's, and what the weights hold."""
+        return {
+            **self._machine.state(),
+            **{f"{_HELD}{rank}": samples for rank, samples in self._held.items()},
+            **{f"{_STEP_OF}{rank}": iteration for rank, iteration in self._heard.items()},
+        }
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Takes back what `state` gave; before any other event."""
+        self._machine.restore(state)
+        self._held = _by_rank(state, _HELD)
+        self._heard = _by_rank(state, _STEP_OF)
+
+    # ---- what is held --------------------------------------------------------------------------
+
+    def _count(self, rank: Rank, iteration: int, samples: int) -> None:
+        if samples and iteration > self._heard.get(rank, 0):
+            self._heard[rank] = iteration
+            self._held[rank] = self._held.get(rank, 0) + samples
+
+    def _hold_with(self, others: Mapping[Rank, int]) -> None:
+        for rank, samples in others.items():
+            self._held[rank] = max(samples, self._held.get(rank, 0))
+
+    # ---- peers ---------------------------------------------------------------------------------
+
+    def _joined(self, rank: Rank) -> list[Instruction]:
+        """One that comes while this worker trains: they may have trained apart."""
+        self._linked.add(rank)
+        return [self._tell(rank)] if self._stepped else []
+
+    def _left(self, rank: Rank) -> list[Instruction]:
+        self._linked.discard(rank)
+        self._said.pop(rank, None)
+        self._answerable.discard(rank)
+        if self._asked == rank:
+            self._asked = None
+        return self._ask()
+
+    def _tell(self, peer: Rank) -> Send:
+        self._answerable.add(peer)
+        return Send(
+            peer, Message(MessageKind.HELD, self._iteration, payload=encode_held(self._held))
+        )
+
+    def _ask(self) -> list[Instruction]:
+        """The lowest rank that holds enough that is lacking here, one at a time."""
+        if self._asked is not None or not self._stepped:
+            return []
+        for peer in sorted(self._said):
+            if lacking(self._held, self._said[peer]) >= self._least_samples:
+                self._asked = peer
+                return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._iteration))]
+        return []
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _taken(self, sender: Rank, message: Message) -> list[Instruction]:
+        if sender not in self._ranks or sender == self._rank:
+            return [Refuse(sender, f"{message.kind.name} from worker {sender}: not of this run")]
+        try:
+            match message.kind:
+                case MessageKind.HELD:
+                    return self._told(sender, message)
+                case MessageKind.FOLD_REQUEST:
+                    return self._requested(sender)
+                case _:
+                    return self._fold(sender, message)
+        except ContractError as error:
+            return [Refuse(sender, str(error))]
+
+    def _told(self, sender: Rank, message: Message) -> list[Instruction]:
+        said, rest = decode_held(message.payload, self._ranks)
+        if rest.nbytes:
+            raise ContractError(f"HELD with {rest.nbytes} bytes too many")
+        if not self._stepped:  # it begins from weights of a peer, or from those of the beginning
+            self._hold_with(said)
+            return []
+        if sender not in self._linked:
+            return []  # the link has gone since
+        self._said[sender] = said
+        return self._ask()
+
+    def _requested(self, sender: Rank) -> list[Instruction]:
+        """Once for each time that it was told what is held here."""
+        if sender not in self._answerable:
+            return []
+        self._answerable.discard(sender)
+        weights = encode_weights(self._replica.weights_D, self._coding)
+        payload = b"".join((encode_held(self._held), weights))
+        return [Send(sender, Message(MessageKind.FOLD, self._iteration, payload=payload))]
+
+    def _fold(self, sender: Rank, message: Message) -> list[Instruction]:
+        if self._asked != sender:
+            return []  # it came too late, or again
+        self._asked = None
+        self._said.pop(sender, None)
+        theirs, coded = decode_held(message.payload, self._ranks)
+        others_D = decode_weights(coded, self._size)
+        their_samples, own_samples = lacking(self._held, theirs), lacking(theirs, self._held)
+        if not their_samples:
+            return self._ask()
+        self._hold_with(theirs)
+        return [
+            Fold(others_D, own_samples, their_samples, sender),
+            *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),
+            *self._ask(),
+        ]
+
+    def _has_news_for(self, peer: Rank) -> bool:
+        return lacking(self._said.get(peer, {}), self._held) >= self._least_samples
+
+
+def _by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, int]:
+    return {
+        Rank(int(name.removeprefix(prefix))): int(value)
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }
