@@ -33,8 +33,10 @@ from dlion_worker.codecs import (
 )
 from dlion_worker.codecs.positions import Positions
 from dlion_worker.exchange import LinkDown, LinkUp
+from dlion_worker.policies.folding import encode_held
 from dlion_worker.policies.interface import (
     Descend,
+    Fold,
     Layout,
     LocalStepDone,
     Machine,
@@ -174,11 +176,21 @@ def _unpack(chance: random.Random) -> None:
         assert np.isfinite(values).all()
 
 
+def bent_held(chance: random.Random) -> bytes:
+    """What a peer's weights hold, right or altered."""
+    right = encode_held({Rank(0): chance.choice(bending.LARGE), PEER: chance.randrange(10**6)})
+    return right if chance.random() < 0.5 else bending.bytes_of(chance, right)
+
+
 def any_message(chance: random.Random, size: int) -> Message:
     """A message as it may come out of frames that are in order: any kind, any numbers."""
     kind = chance.choice(list(MessageKind))
-    if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST):
+    if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST, MessageKind.FOLD_REQUEST):
         payload = b""
+    elif kind is MessageKind.HELD:
+        payload = bent_held(chance)
+    elif kind is MessageKind.FOLD:
+        payload = bent_held(chance) + bent_payload(chance, size)
     elif kind in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
         payload = bent_payload(chance, size)
     else:
@@ -196,7 +208,9 @@ def any_message(chance: random.Random, size: int) -> Message:
 def attack_policies(chance: random.Random, folder: Path) -> str | None:
     """One hostile message, through the trainer's inbox, against real policies at a barrier."""
     size = 3
-    machine = policies.build(_job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER])
+    machine = policies.build(
+        _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
+    )
     sent: list[Message] = []
     inbox = Inbox(lambda _, message: sent.append(message))
     inbox.put(LinkUp(PEER, 1, 0))
@@ -211,10 +225,14 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     for event in [] if started else inbox.start(0):
         told += machine.handle(event)
     told += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
+    if chance.random() < 0.5:  # it asks for weights, and gets what it gets
+        lacked = Message(MessageKind.HELD, 1, payload=encode_held({PEER: 10**6}))
+        told += machine.handle(MessageArrived(PEER, lacked))
+        told += machine.handle(MessageArrived(PEER, any_message(chance, size)))
     for instruction in told:
         if isinstance(instruction, Descend):
             assert np.isfinite(instruction.gradient_D).all()
-        elif isinstance(instruction, Mix):
+        elif isinstance(instruction, Mix | Fold):
             assert np.isfinite(instruction.weights_D).all()
     refused = len(inbox.refusals) - refused + sum(isinstance(each, Refuse) for each in told)
     _peer_comes_back(inbox, machine)
@@ -234,6 +252,11 @@ def _peer_comes_back(inbox: Inbox, machine: Machine) -> None:
     honest = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
     told = machine.handle(MessageArrived(PEER, Message(MessageKind.GRADIENT, 1, 8, 1, honest)))
     assert not any(isinstance(each, Refuse) for each in told)
+
+
+class _Replica:
+    def __init__(self, size: int) -> None:
+        self.weights_D = np.ones(size, np.float32)
 
 
 @functools.cache
