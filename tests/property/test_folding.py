@@ -4,7 +4,8 @@ Proved, against that formula: whatever the order of messages, with messages that
 a second cut in the middle, all replicas end at (m1 w1 + m2 w2) / (m1 + m2); a group that held still
 takes the other's weights; no group's samples count twice, however often they meet; a moment's gap
 moves nothing; a newcomer's weights are left alone; a restored worker knows what it holds; nonsense
-is refused. Left out: that drift falls in a real job (tests/local/test_simulated_faults.py).
+is refused; sides whose iterations ran apart go on level. Left out: that drift falls in a real job
+(tests/local/test_simulated_faults.py).
 """
 
 from __future__ import annotations
@@ -39,34 +40,45 @@ from weights_cluster import WeightsCluster
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from dlion_api.spec import Spec
     from dlion_worker.policies.interface import Machine
     from policy_cluster import Replica
 
-FULL = spec(exchange={"policy": "full"}, synchronization={"mode": "asynchronous"})
+SLACK = {"asynchronous": None, "bounded": 3, "synchronous": 0}
 
 
-def folding(replica: Replica, ranks: Collection[Rank], layout: Layout, least: int) -> Machine:
+def full(mode: str) -> Spec:
+    return spec(exchange={"policy": "full"}, synchronization={"mode": mode, "maxStaleness": 3})
+
+
+def folding(
+    job_spec: Spec, replica: Replica, ranks: Collection[Rank], layout: Layout, least: int
+) -> Machine:
+    mode = job_spec.synchronization.mode
     return FoldingMachine(
-        build(FULL, replica.rank, layout, ranks),
+        build(job_spec, replica.rank, layout, ranks),
         replica,
         rank=replica.rank,
         ranks=ranks,
         size=layout.size,
         coding="float32",
         least_samples=least,
+        slack=SLACK[mode],
     )
 
 
 class SplitCluster(WeightsCluster):
     """Workers whose gradients move nothing: what groups have trained to is said by the test."""
 
-    def __init__(self, sizes: list[int], seed: int, *, least_samples: int = 1) -> None:
+    def __init__(
+        self, sizes: list[int], seed: int, *, least_samples: int = 1, mode: str = "asynchronous"
+    ) -> None:
         self.least_samples = least_samples
         self.rng = np.random.default_rng(seed)
-        super().__init__(FULL, sizes, seed=seed % 1000, rate=0)
+        super().__init__(full(mode), sizes, seed=seed % 1000, rate=0)
 
     def built(self, replica: Replica) -> Machine:
-        return folding(replica, self.ranks, self.layout, self.least_samples)
+        return folding(self.job_spec, replica, self.ranks, self.layout, self.least_samples)
 
     def across(self, group: Collection[Rank]) -> list[tuple[Rank, Rank]]:
         return [link for link in self.links if (link[0] in group) != (link[1] in group)]
@@ -103,6 +115,14 @@ class SplitCluster(WeightsCluster):
                 self.links[link].append(self.links[link][0])
             self.deliver(*link)
             most = None if most is None else most - 1
+
+    def round_at_random(self) -> None:
+        """A step of each that may, in any order, with some messages in between."""
+        for rank in self.rng.permutation(self.ranks):
+            if self.may_step(rank):
+                self.step(rank)
+            self.deliver_at_random(int(self.rng.integers(6)))
+        self.deliver_at_random()
 
     def folds(self) -> int:
         return sum(isinstance(one, Fold) for r in self.replicas.values() for one in r.said)
@@ -167,6 +187,44 @@ def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int)
         folds = cluster.folds()
         cluster.cut(one)
     assert folds == len(sizes)  # each worker's weights once, at the first meeting
+
+
+@given(
+    sizes=sizes_of,
+    seed=st.integers(0, 2**32),
+    steps=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    mode=st.sampled_from(["bounded", "synchronous"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_sides_that_ran_apart_go_on_level(
+    sizes: list[int], seed: int, steps: tuple[int, int], mode: str
+) -> None:
+    cluster = SplitCluster(sizes, seed, mode=mode)
+    cluster.lockstep(2)
+    one, other = cluster.ranks[:1], cluster.ranks[1:]
+    cluster.cut(one)
+    for group, count in zip((one, other), steps, strict=True):
+        cluster.train(group, count)
+    cluster.heal(one)
+    for _ in range(12):
+        cluster.round_at_random()
+    apart = [replica.iteration for replica in cluster.replicas.values()]
+    assert max(apart) - min(apart) <= SLACK[mode] + 1
+    for rank in cluster.ranks:  # the last update holds a part of everybody's
+        assert cluster.replicas[rank].descents()[-1].samples == sum(sizes)
+        assert cluster.replicas[rank].machine.next_iteration() == apart[rank] + 1
+
+
+def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
+    cluster = SplitCluster([4, 4], seed=0, mode="bounded")
+    cluster.lockstep(2)
+    machine = cluster.replicas[Rank(0)].machine
+    for said, expected in ((2**53, 3), (50, 51)):
+        machine.handle(MemberLeft(Rank(1)))
+        machine.handle(MemberJoined(Rank(1)))
+        held = Message(MessageKind.HELD, said, payload=encode_held({}))
+        machine.handle(MessageArrived(Rank(1), held))
+        assert machine.next_iteration() == expected
 
 
 def test_three_groups_that_meet_one_after_another() -> None:

@@ -134,3 +134,18 @@ def test_the_learning_rate_follows_the_batch(rule: str, samples: int, factor: fl
     spec = Optimizer(learning_rate=0.1, learning_rate_scaling=rule)
     rate = learning_rate_for(spec, samples, initial_batch_samples=200)
     assert rate == pytest.approx(0.1 * factor)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_one_that_begins_anew_steps_like_a_new_one(name: str) -> None:
+    spec = Optimizer(name=name, momentum=0.9) if name == "sgd" else Optimizer(name=name)
+    used, new = FlatOptimizer(spec, SIZE), FlatOptimizer(spec, SIZE)
+    weights_D = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    for gradient in _gradients(1):
+        used.apply(weights_D, gradient, 0.1)
+    used.reset()
+    for gradient in _gradients(2):
+        other_D = weights_D.copy()
+        used.apply(weights_D, gradient, 0.1)
+        new.apply(other_D, gradient, 0.1)
+        np.testing.assert_array_equal(weights_D, other_D)

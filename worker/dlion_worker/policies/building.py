@@ -136,6 +136,7 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
         size=context.layout.size,
         coding=context.coding,
         least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
+        slack=context.synchronizer().rule.slack,
     )
 
 

@@ -13,6 +13,9 @@ both, says so to all who may lack some, and folds nothing of it again. One that 
 takes the other's weights. What the exchange of gradients makes up for by itself, less than
 `least_samples`, moves no weights.
 
+The side that is behind also takes up at the iteration where the other is: far apart neither would
+ever count on the other again.
+
 Any order of messages, repeated ones and a second cut in the middle lead two groups of equal
 replicas to the same weights. Three groups that meet at one moment meet at a mean too, but not
 always at the one by samples: who folds with a group that has folded already cannot tell whose part
@@ -57,6 +60,12 @@ _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<IQ")
 _MOST_SAMPLES = 2**53
+LARGEST_LEAP = 1_000_000
+"""Iterations: a peer that says that it is further ahead is not followed."""
+
+LEVEL_STEPS = 2
+"""After so many steps at whose end a peer was not ahead the two are level again."""
+
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
 
@@ -110,9 +119,10 @@ class FoldingMachine:
         size: int,
         coding: AnyCoding,
         least_samples: int,
+        slack: int | None,
     ) -> None:
         """`ranks` are all that may ever take part, `size` the weights' D; weights are sent in
-        `coding`."""
+        `coding`. `slack`: how far a peer may be behind without being waited for; None: any."""
         self._machine = machine
         self._replica = replica
         self._rank = rank
@@ -120,6 +130,7 @@ class FoldingMachine:
         self._size = size
         self._coding = coding
         self._least_samples = least_samples
+        self._slack = slack
         self._held: Held = {}
         self._heard: dict[Rank, int] = {}
         """The last iteration of each worker that `_held` counts."""
@@ -128,6 +139,10 @@ class FoldingMachine:
         self._linked: set[Rank] = set()
         self._iteration = 0
         self._stepped = False
+        self._finished: dict[Rank, int] = {}
+        """The last iteration that each linked peer is known to have done."""
+        self._met: dict[Rank, int] = {}
+        """Peers that trained apart, each with the level steps after which it is not followed."""
         self._asked: Rank | None = None
         self._answerable: set[Rank] = set()
         """Peers that have been told what is held here and have not asked for it since."""
@@ -148,15 +163,16 @@ class FoldingMachine:
                 told = self._machine.handle(event)
                 if not any(isinstance(one, Refuse) for one in told):
                     self._count(sender, message.iteration, message.local_batch_size)
+                    self._place(sender, message.iteration)
                 return told
             case LocalStepDone():
                 told = self._machine.handle(event)
                 self._stepped = True
-                self._iteration = event.iteration
+                self._stepped_to(event.iteration)
                 self._count(self._rank, event.iteration, event.local_batch_size)
                 return told
-            case MemberJoined(rank=rank):
-                return self._machine.handle(event) + self._joined(rank)
+            case MemberJoined(rank=rank, iteration=iteration):
+                return self._machine.handle(event) + self._joined(rank, iteration)
             case MemberLeft(rank=rank):
                 return self._machine.handle(event) + self._left(rank)
         return self._machine.handle(event)
@@ -166,8 +182,17 @@ class FoldingMachine:
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
-        """Number of the next local step."""
-        return self._machine.next_iteration()
+        """The other machine's; but where a peer that came back has done that one already, and as
+        many more as need no waiting for, the one after that peer's."""
+        usual = self._machine.next_iteration()
+        if self._slack is None:
+            return usual
+        ahead = [
+            at
+            for at in (self._finished[peer] for peer in self._met)
+            if usual + self._slack <= at <= usual + LARGEST_LEAP
+        ]
+        return max(ahead) + 1 if ahead else usual
 
     def state(self) -> dict[str, Value]:
         """The other machine's, and what the weights hold."""
@@ -194,15 +219,33 @@ class FoldingMachine:
         for rank, samples in others.items():
             self._held[rank] = max(samples, self._held.get(rank, 0))
 
+    def _place(self, peer: Rank, iteration: int) -> None:
+        """That peer has done that iteration."""
+        self._finished[peer] = max(iteration, self._finished.get(peer, 0))
+
+    def _stepped_to(self, iteration: int) -> None:
+        """A peer that counts on this worker is no further than that before it has heard of it."""
+        self._iteration = iteration
+        for peer, left in list(self._met.items()):
+            if self._slack is not None and self._finished[peer] > iteration + self._slack:
+                self._met[peer] = LEVEL_STEPS
+            elif left > 1:
+                self._met[peer] = left - 1
+            else:
+                del self._met[peer]
+
     # ---- peers ---------------------------------------------------------------------------------
 
-    def _joined(self, rank: Rank) -> list[Instruction]:
+    def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         """One that comes while this worker trains: they may have trained apart."""
         self._linked.add(rank)
+        self._finished[rank] = iteration
         return [self._tell(rank)] if self._stepped else []
 
     def _left(self, rank: Rank) -> list[Instruction]:
         self._linked.discard(rank)
+        self._met.pop(rank, None)
+        self._finished.pop(rank, None)
         self._said.pop(rank, None)
         self._answerable.discard(rank)
         if self._asked == rank:
@@ -251,6 +294,8 @@ class FoldingMachine:
         if sender not in self._linked:
             return []  # the link has gone since
         self._said[sender] = said
+        self._met[sender] = LEVEL_STEPS
+        self._place(sender, message.iteration)
         return self._ask()
 
     def _requested(self, sender: Rank) -> list[Instruction]:

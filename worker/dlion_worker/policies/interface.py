@@ -178,7 +178,7 @@ class Mix:
 @dataclass(frozen=True)
 class Fold:
     """w <- (m1 w + m2 weights_D) / (m1 + m2), m1 `own_samples` and m2 `their_samples`: what each
-    side has trained on and the other has not. Optimizer moments are left alone."""
+    side has trained on and the other has not. The optimizer's moments begin anew."""
 
     weights_D: Flat
     own_samples: int

@@ -57,6 +57,13 @@ class LocalReplica:
             weights_D *= np.float32(1.0 - fraction)
             weights_D += np.float32(fraction) * other_D
 
+    def fold(self, other_D: Flat, fraction: float) -> None:
+        """As `mix`, and the optimizer begins anew: where its moments point is a way on from weights
+        that both sides have left, and theirs would drive the two apart again."""
+        self.mix(other_D, fraction)
+        with self._lock:
+            self.optimizer.reset()
+
     def add(self, update_D: Flat) -> None:
         """w <- w + update."""
         with self._lock:

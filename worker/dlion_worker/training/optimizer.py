@@ -91,6 +91,11 @@ class FlatOptimizer:
             np.copyto(moment_D, value)
         self._steps = int(np.asarray(state["steps"]))
 
+    def reset(self) -> None:
+        """Begins anew: no moments, no steps."""
+        self._all.fill(0)
+        self._steps = 0
+
     def flat_state(self) -> Flat:
         """Moments and step count as one vector, for a peer that takes this worker's state over."""
         # The steps in two parts: float32 holds whole numbers up to 2**24 only.
