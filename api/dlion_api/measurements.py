@@ -134,6 +134,18 @@ class GradientNoise:
     weight: float
 
 
+@dataclass(frozen=True)
+class BatchChoice:
+    """A global batch that a sidecar has chosen under batching policy `goodput`."""
+
+    period: int
+    """The how many-th choice of the run it is, from 1 on."""
+    decider: Rank
+    """Whose sidecar made it."""
+    size: int
+    """Samples of an iteration, over all workers."""
+
+
 @dataclass(frozen=True, order=True)
 class Grouping:
     """Workers in groups, with a gateway each (`exchange.topology: clustered`).
@@ -171,6 +183,8 @@ class Capacity:
     """Under batching policy `goodput`; None: not known."""
     exchange_s: float = 0.0
     """Of an iteration, what is not computing, waiting included; 0: not told."""
+    batch_choice: BatchChoice | None = None
+    """The one that its sidecar holds, under batching policy `goodput`."""
     link_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
     """What that worker's link to each other one carries, by probes; only where groups go by it."""
     grouping: Grouping | None = None

@@ -57,6 +57,7 @@ class CapacityShare(_message.Message):
     EXCHANGE_S_FIELD_NUMBER: _builtins.int
     LINK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     GROUPING_FIELD_NUMBER: _builtins.int
+    BATCH_CHOICE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -83,6 +84,10 @@ class CapacityShare(_message.Message):
 
     @_builtins.property
     def grouping(self) -> Global___Grouping: ...
+    @_builtins.property
+    def batch_choice(self) -> Global___BatchChoice:
+        """dlion_api.measurements.BatchChoice"""
+
     def __init__(
         self,
         *,
@@ -101,14 +106,40 @@ class CapacityShare(_message.Message):
         exchange_s: _builtins.float = ...,
         link_bytes_per_s: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         grouping: Global___Grouping | None = ...,
+        batch_choice: Global___BatchChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grouping", b"grouping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_choice", b"batch_choice", "grouping", b"grouping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_s", b"exchange_s", "grouping", b"grouping", "incarnation", b"incarnation", "iteration", b"iteration", "link_bytes_per_s", b"link_bytes_per_s", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_choice", b"batch_choice", "exchange_s", b"exchange_s", "grouping", b"grouping", "incarnation", b"incarnation", "iteration", b"iteration", "link_bytes_per_s", b"link_bytes_per_s", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapacityShare: _TypeAlias = CapacityShare  # noqa: Y015
+
+@_typing.final
+class BatchChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERIOD_FIELD_NUMBER: _builtins.int
+    DECIDER_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    period: _builtins.int
+    decider: _builtins.int
+    size: _builtins.int
+    def __init__(
+        self,
+        *,
+        period: _builtins.int = ...,
+        decider: _builtins.int = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decider", b"decider", "period", b"period", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchChoice: _TypeAlias = BatchChoice  # noqa: Y015
 
 @_typing.final
 class Grouping(_message.Message):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource, GradientNoise, Grouping
+from dlion_api.measurements import BatchChoice, Capacity, CapacitySource, GradientNoise, Grouping
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 from dlion_worker.sidecar.peer_words import from_wire, to_wire
@@ -26,7 +26,12 @@ GROUPING = Grouping(7, Rank(1), ((0, 2), (1,)), (2, 1))
 
 
 @pytest.mark.parametrize(
-    "said", [SAID, replace(SAID, link_bytes_per_s={0: 2.5e6, 1: 1e3}, grouping=GROUPING)]
+    "said",
+    [
+        SAID,
+        replace(SAID, link_bytes_per_s={0: 2.5e6, 1: 1e3}, grouping=GROUPING),
+        replace(SAID, batch_choice=BatchChoice(3, Rank(1), 640)),
+    ],
 )
 def test_a_capacity_survives_the_wire(said: Capacity) -> None:
     wire = to_wire(said, KEY, 3)

@@ -17,9 +17,9 @@ workers these are averaged with weights 1 - b_k / B, which gives the analysis of
 (sum b_k |g_k|^2 - B |g|^2) / (n - 1); over iterations numerators and weights decay alike. Workers
 whose data differ count as noisy: their gradients do differ.
 
-Called by the director. Pure. Every sidecar works with what it has last heard of all, and candidates
-are few (a geometric grid): most choose the same, but where the best two are near each other some
-may take the one and some the other, and keep to it until the next choice.
+Called by the director. Pure. Every sidecar chooses by what it has last heard of all, and candidates
+are few (a geometric grid): most choose the same. Where the best two are near each other they may
+not, so each tells what it has chosen, and of several choices of a period the lowest rank's counts.
 
 Source: goodput, efficiency: Qiao et al., Pollux, OSDI 2021; noise scale: McCandlish et al., "An
 empirical model of large-batch training", 2018; unequal batches: Nie et al., Cannikin, 2024 (as
@@ -31,12 +31,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dlion_api.measurements import GradientNoise
+from dlion_api.measurements import BatchChoice, GradientNoise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dlion_api.measurements import GradientNorms
+    from dlion_api.names import Rank
     from dlion_api.spec import GlobalBatchSize
 
 DECAY = 0.98
@@ -44,6 +45,9 @@ DECAY = 0.98
 
 LEAST_STEPS = 10
 """Iterations before which nothing is said."""
+
+ROUNDING = 1e-12
+"""Relative: what arithmetic alone may make of equal goodputs."""
 
 STEPS_PER_DOUBLING = 4
 """Candidates between a batch size and twice that."""
@@ -135,48 +139,71 @@ def best_batch(
     growth: GlobalBatchSize, *, scale: float, samples_per_s: float, fixed_s: float
 ) -> int:
     """The candidate of the largest goodput; of equal ones the smallest."""
-    return max(
-        candidates(growth.initial, growth.max),
-        key=lambda batch: (
-            goodput(
-                batch,
-                scale=scale,
-                initial=growth.initial,
-                samples_per_s=samples_per_s,
-                fixed_s=fixed_s,
-            ),
-            -batch,
-        ),
-    )
+    worth = {
+        batch: goodput(
+            batch,
+            scale=scale,
+            initial=growth.initial,
+            samples_per_s=samples_per_s,
+            fixed_s=fixed_s,
+        )
+        for batch in candidates(growth.initial, growth.max)
+    }
+    most = max(worth.values())
+    return min(batch for batch, value in worth.items() if value >= most * (1 - ROUNDING))
 
 
 class GoodputController:
     """The global batch size as iterations go by: chosen anew every so many, up or down."""
 
-    def __init__(self, growth: GlobalBatchSize) -> None:
-        self._growth = growth
+    def __init__(self, growth: GlobalBatchSize, rank: Rank) -> None:
+        self._growth, self._rank = growth, rank
         self._adjusted: int | None = 0
         """The period of the last choice; None: it was another controller's, in the one that the
         next call tells."""
+        self._due = 0
         self._size = growth.initial
+        self.held: BatchChoice | None = None
+        """What the other sidecars are to be told; None: nobody has chosen yet."""
 
     def resume(self, size: int) -> None:
         """Goes on from what an earlier sidecar had chosen, until the next choice is due."""
-        self._adjusted = None
-        self._size = max(self._growth.initial, min(size, self._growth.max))
+        self._adjusted = self.held = None
+        self._size = self._within(size)
+
+    def take(self, choice: BatchChoice) -> bool:
+        """Takes what another sidecar holds; whether that counts here now, and did not.
+
+        A later period's counts more, and within a period a lower rank's; what is of a period that
+        is not to come next is left for when it is told again.
+        """
+        held, adjusted = self.held, self._adjusted
+        if adjusted is None or not max(1, adjusted) <= choice.period <= self._due + 1:
+            return False
+        counts = held is None or choice.period > adjusted or choice.decider < held.decider
+        if counts:
+            self._hold(choice)
+        return counts
+
+    def _hold(self, choice: BatchChoice) -> None:
+        self.held, self._adjusted = choice, choice.period
+        self._size = self._within(choice.size)
+
+    def _within(self, size: int) -> int:
+        return max(self._growth.initial, min(size, self._growth.max))
 
     def at(
         self, iteration: int, *, scale: float | None, samples_per_s: float, fixed_s: float
     ) -> int:
         """Samples of that iteration over all workers. As long as `scale` is not known it stays."""
-        due = iteration // self._growth.every_steps if self._growth.growth else 0
+        due = self._due = iteration // self._growth.every_steps if self._growth.growth else 0
         if self._adjusted is None:
             if iteration <= 1:  # who resumed has not heard yet where the run is
                 return self._size
             self._adjusted = due
         if due > self._adjusted and scale is not None:
-            self._adjusted = due
-            self._size = best_batch(
+            size = best_batch(
                 self._growth, scale=scale, samples_per_s=samples_per_s, fixed_s=fixed_s
             )
+            self._hold(BatchChoice(due, self._rank, size))
         return self._size

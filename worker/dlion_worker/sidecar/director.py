@@ -72,7 +72,7 @@ class Director:
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
         self._goodput: GoodputController | None = None
         if job.spec.batching.policy == "goodput":
-            self._goodput = GoodputController(job.spec.batching.global_batch_size)
+            self._goodput = GoodputController(job.spec.batching.global_batch_size, rank)
         self._noise, self._exchange_s = NoiseEstimator(), DecayingMean()
         self._shares = BatchShares(
             weighted=job.spec.batching.policy != "even",
@@ -136,6 +136,8 @@ class Director:
         """
         is_news = self._heard_of_groups(capacity)
         is_news |= self.capacities.learn(capacity, incarnation)
+        if self._goodput is not None and capacity.batch_choice is not None:
+            is_news |= self._goodput.take(capacity.batch_choice)
         return self._direct() if is_news else None
 
     def look(self, now_s: float) -> Directive | None:
@@ -174,6 +176,8 @@ class Director:
     def own(self) -> Capacity:
         """What the other sidecars are told of this worker."""
         capacity = self.capacities.own()
+        if self._goodput is not None:
+            capacity = replace(capacity, batch_choice=self._goodput.held)
         if self._groups is None:
             return capacity
         rates = self._groups.rates.own()

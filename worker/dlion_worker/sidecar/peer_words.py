@@ -9,7 +9,13 @@ import math
 from typing import Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource, GradientNoise, Grouping
+from dlion_api.measurements import (
+    BatchChoice,
+    Capacity,
+    CapacitySource,
+    GradientNoise,
+    Grouping,
+)
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
 
@@ -62,6 +68,9 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         noise_variance=0.0 if noise is None else noise.variance,
         noise_weight=0.0 if noise is None else noise.weight,
         exchange_s=capacity.exchange_s,
+        batch_choice=None
+        if capacity.batch_choice is None
+        else _choice_to_wire(capacity.batch_choice),
         link_bytes_per_s={int(peer): rate for peer, rate in capacity.link_bytes_per_s.items()},
         grouping=None if capacity.grouping is None else _grouping_to_wire(capacity.grouping),
     )
@@ -107,6 +116,7 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         share.own_samples,
         noise,
         share.exchange_s,
+        _choice_from_wire(share.batch_choice) if share.HasField("batch_choice") else None,
         _rates_from_wire(share, who),
         _grouping_from_wire(share.grouping) if share.HasField("grouping") else None,
     )
@@ -118,6 +128,15 @@ def _rates_from_wire(share: measuring_pb2.CapacityShare, who: str) -> dict[Rank,
             allowed = f"above 0 to {MOST_BYTES_PER_S:g}"
             raise ContractError(f"{who}: link to {peer}: {rate} bytes/s; allowed: {allowed}")
     return {Rank(peer): rate for peer, rate in sorted(share.link_bytes_per_s.items())}
+
+
+def _choice_to_wire(choice: BatchChoice) -> measuring_pb2.BatchChoice:
+    return measuring_pb2.BatchChoice(period=choice.period, decider=choice.decider, size=choice.size)
+
+
+def _choice_from_wire(told: measuring_pb2.BatchChoice) -> BatchChoice:
+    """What of it counts is for `GoodputController.take` to say, which knows where the run is."""
+    return BatchChoice(told.period, Rank(told.decider), told.size)
 
 
 def _grouping_to_wire(grouping: Grouping) -> measuring_pb2.Grouping:
