@@ -254,5 +254,5 @@ def test_memory_is_bounded_whatever_a_neighbour_sends() -> None:
     machine = cluster.replicas[ME].machine
     for iteration in range(1, 50):
         machine.handle(MessageArrived(ONE, variables_message(iteration, [True] * 3, iteration)))
-    assert len(machine._early) == 2
+    assert len(machine.machine._early) == 2
     assert machine.handle(MessageArrived(ONE, variables_message(3, [True] * 3))) == []

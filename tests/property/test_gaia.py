@@ -129,7 +129,7 @@ def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
     cluster = WeightsCluster(job, [16, 16])
     cluster.lockstep(2)
     machine = cluster.replicas[Rank(0)].machine
-    assert machine.threshold() == pytest.approx(0.2)  # four times the batch, twice the rate
+    assert machine.machine.threshold() == pytest.approx(0.2)  # four times the batch, twice the rate
 
 
 def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold_does_not() -> None:
@@ -149,7 +149,7 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
         last = cluster.replicas[rank].iteration
         assert min(replica.iteration for replica in cluster.replicas.values()) >= last - bound
         for source in cluster.ranks:
-            heard = cluster.replicas[rank].machine.synchronizer
+            heard = cluster.replicas[rank].machine.machine.synchronizer
             if source != rank:
                 under_way = [
                     message.iteration

@@ -13,6 +13,7 @@ from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
 from dlion_worker.policies.folding import FoldingMachine
+from dlion_worker.policies.horizon import Horizon
 from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
 from dlion_worker.policies.machine import WorkerMachine
@@ -108,8 +109,7 @@ def build(
     """
     context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica)
     parameters = parameters_of(job_spec, ranks=context.ranks)
-    machine: Machine = find(job_spec.exchange.policy).builder()(context, parameters)
-    return machine
+    return Horizon(find(job_spec.exchange.policy).builder()(context, parameters))
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Machine:

@@ -57,6 +57,7 @@ from dlion_worker.policies.site_messages import (
     PART,
     RESULT,
     TICK,
+    Given,
     Heard,
     Told,
     check_source,
@@ -76,6 +77,9 @@ if TYPE_CHECKING:
 
 _AHEAD = 1
 """Iterations that a worker can be ahead of one that it waits for: who is further has gone on."""
+
+_OVERHEARD = 64
+"""Iterations by which a result that is handed on may precede all that is known of its maker."""
 
 
 def hierarchical(context: Context, parameters: HierarchicalParameters) -> Machine:
@@ -106,8 +110,7 @@ class Hierarchical(PeerMachine):
         self._heard = Heard()
         self._stepped_to: dict[Rank, int] = {}  # by local steps since it joined, by nothing else
         self._given_up: dict[Rank, int] = {}  # nothing of iterations up to that one will come
-        self._sent: set[tuple[Rank, int, int]] = set()
-        self._asking: set[tuple[Rank, int]] = set()  # who gave this worker something, and when
+        self._given = Given()
 
     # ---- a local step ----------------------------------------------------------------------------
 
@@ -118,7 +121,8 @@ class Hierarchical(PeerMachine):
         self._open = True
         self._mean = None
         self._part = self._told(PART, coded, step.local_batch_size)
-        self._forget_before(step.iteration)
+        self._heard.forget_before(step.iteration)
+        self._given.forget_before(step.iteration - 1)
         return self.progress()
 
     def _coded_gradient(self, gradient_D: Flat) -> Coded:
@@ -136,11 +140,6 @@ class Hierarchical(PeerMachine):
         payload = bytes(coded.payload or b"")
         message = Message(kind, self.synchronizer.own, samples, what, payload)
         return Told(message, Share(samples, None if coded.payload is None else coded.part))
-
-    def _forget_before(self, iteration: int) -> None:
-        self._heard.forget_before(iteration)
-        self._sent = {one for one in self._sent if one[2] >= iteration - 1}
-        self._asking = {one for one in self._asking if one[1] >= iteration - 1}
 
     def descended(self) -> list[Instruction]:
         """Nothing follows from an update."""
@@ -190,10 +189,16 @@ class Hierarchical(PeerMachine):
             return [refusal]
         try:
             check_source(sender, message, self.context.rank, self._group_of, len(self._groups))
-            return self._heard_of(sender, Told(message, share_of(message, self.context)))
+            told = Told(message, share_of(message, self.context))
         except ContractError as error:
-            self._give_up(sender, message.iteration)
+            self._give_up(sender, min(message.iteration, self.synchronizer.own + _AHEAD))
             return [Refuse(sender, str(error))]
+        # Whoever makes a result has told everybody before that its step is done.
+        most = max(self.synchronizer.own, self.furthest_told()) + _OVERHEARD
+        if message.weights_version == RESULT and message.iteration > most:
+            reason = f"result of iteration {message.iteration}; allowed: up to {most}"
+            return [Refuse(sender, reason)]
+        return self._heard_of(sender, told)
 
     def _heard_of(self, sender: Rank, told: Told) -> list[Instruction]:
         message = told.message
@@ -201,7 +206,7 @@ class Hierarchical(PeerMachine):
             return self._apply(told, sender)
         if message.iteration >= self.synchronizer.own:
             self._heard.add(sender, told)
-            self._asking.add((sender, message.iteration))
+            self._given.came(sender, message.iteration)
         return []
 
     def _known(self, source: Source) -> Told | None:
@@ -236,8 +241,7 @@ class Hierarchical(PeerMachine):
         """What it has given counts; of what it was given nothing is known."""
         self._stepped_to.pop(rank, None)
         self._given_up.pop(rank, None)
-        self._sent = {one for one in self._sent if one[0] != rank}
-        self._asking = {one for one in self._asking if one[0] != rank}
+        self._given.left(rank)
 
     # ---- an iteration's result -------------------------------------------------------------------
 
@@ -360,25 +364,21 @@ class Hierarchical(PeerMachine):
                 if self._group_of[rank] == self._home:
                     yield rank
             for rank in self._other_gateways():
-                if (rank, MEAN + self._home, iteration) not in self._sent:
+                if not self._given.has(rank, MEAN + self._home, iteration):
                     yield rank
             return
         if self._result_from != self._gateway:
             yield self._gateway
-        for rank, at in sorted(self._asking):
-            if at == iteration:
-                yield rank
+        yield from self._given.givers(iteration)
 
     def _give(self, rank: Rank, told: Told | None) -> list[Instruction]:
         """Sends it once to a member that has not finished that iteration's update."""
         if told is None or rank not in self.synchronizer.active:
             return []
         message = told.message
-        key = (rank, message.weights_version, message.iteration)
-        if key in self._sent or self.synchronizer.finished(rank) > message.iteration:
+        if self.synchronizer.finished(rank) > message.iteration:
             return []
-        self._sent.add(key)
-        return [Send(rank, message)]
+        return [Send(rank, message)] if self._given.is_news(rank, message) else []
 
     # ---- checkpoints -----------------------------------------------------------------------------
 

@@ -188,6 +188,10 @@ class PeerMachine(ABC):
             raise ValueError(f"policy {self.context.spec.exchange.policy} needs the replica")
         return self.context.replica.weights_D
 
+    def furthest_told(self) -> int:
+        """The last iteration that any peer has said to have finished; 0: none has."""
+        return max(self._finished.values(), default=0)
+
     def progress(self, *, weights_version: int = 0) -> list[Instruction]:
         """Tells every member of the local step just done."""
         message = Message(

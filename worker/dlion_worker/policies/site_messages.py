@@ -87,6 +87,42 @@ def share_of(message: Message, context: Context) -> Share:
     return Share(samples, None)
 
 
+class Given:
+    """What has been sent to whom, and who has sent something here, until its iteration is over."""
+
+    def __init__(self) -> None:
+        self._to: set[tuple[Rank, int, int]] = set()
+        self._from: dict[Rank, int] = {}
+
+    def is_news(self, rank: Rank, message: Message) -> bool:
+        """Whether that worker is given such a message of that iteration for the first time."""
+        key = (rank, message.weights_version, message.iteration)
+        was_given = key in self._to
+        self._to.add(key)
+        return not was_given
+
+    def has(self, rank: Rank, what: int, iteration: int) -> bool:
+        """Whether it has been given that."""
+        return (rank, what, iteration) in self._to
+
+    def came(self, rank: Rank, iteration: int) -> None:
+        """That worker has sent something of that iteration here."""
+        self._from[rank] = iteration
+
+    def givers(self, iteration: int) -> list[Rank]:
+        """Who has last sent something of that iteration here."""
+        return sorted(rank for rank, at in self._from.items() if at == iteration)
+
+    def forget_before(self, iteration: int) -> None:
+        """Drops what is of earlier iterations."""
+        self._to = {one for one in self._to if one[2] >= iteration}
+
+    def left(self, rank: Rank) -> None:
+        """Of what that worker was given nothing is known."""
+        self._to = {one for one in self._to if one[0] != rank}
+        self._from.pop(rank, None)
+
+
 class Heard:
     """Gradients and means that have come, until their iteration is over."""
 

@@ -1,0 +1,110 @@
+"""Facts: under every policy an iteration that no peer can have come to is refused, and changes
+nothing; what peers far ahead really say is taken. A result that its sender's own steps do not bear
+out is refused too. Left out: what becomes of a peer that goes on so (tests/unit/trainer).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import ValueCodec, encode_whole
+from dlion_worker.policies import build
+from dlion_worker.policies.catalogue import BUILT_IN
+from dlion_worker.policies.horizon import LEAP
+from dlion_worker.policies.interface import (
+    Layout,
+    LocalStepDone,
+    Machine,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Refuse,
+)
+from dlion_worker.policies.site_messages import RESULT
+from sites_cluster import SitesCluster
+from weights_cluster import weights_spec
+
+LAYOUT = Layout(("a",), (20,))
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
+
+
+POLICIES = sorted(set(BUILT_IN) - {"dlion-published"})
+"""That one is the machine of `dlion`."""
+
+OF_POLICY = {"dgc": {"momentum": 0}, "twostep": {"momentum": 0}}
+"""What goes with the manifest's own momentum."""
+
+
+class Weights:
+    """A replica to look at."""
+
+    weights_D = np.ones(20, np.float32)
+
+
+def machine_of(policy: str) -> Machine:
+    """Worker 0 of three, all linked."""
+    sites = {ME: "a", ONE: "a", TWO: "b"}
+    job = weights_spec(policy, **OF_POLICY.get(policy, {}))
+    machine = build(job, ME, LAYOUT, sites, sites=sites, replica=Weights())
+    for peer in (ONE, TWO):
+        machine.handle(MemberJoined(peer))
+    return machine
+
+
+def refusals(machine: Machine, message: Message) -> list[str]:
+    told = machine.handle(MessageArrived(ONE, message))
+    return [one.reason for one in told if isinstance(one, Refuse)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", [MessageKind.PROGRESS, MessageKind.GRADIENT])
+def test_an_absurd_iteration_is_refused_and_changes_nothing(policy: str, kind: MessageKind) -> None:
+    machine = machine_of(policy)
+    machine.handle(LocalStepDone(1, np.ones(20, np.float32), 4, 1.0))
+    waiting, following = machine.waiting_for(), machine.next_iteration()
+    payload = WHOLE if kind is MessageKind.GRADIENT else b""
+    (reason,) = refusals(machine, Message(kind, 2**50, 4, 0, payload))
+    assert f"iteration {2**50}; allowed: up to {LEAP + 1}" in reason
+    assert (machine.waiting_for(), machine.next_iteration()) == (waiting, following)
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    steps=st.lists(st.integers(1, LEAP), min_size=1, max_size=6),
+    began=st.integers(0, 10**8),
+)
+@settings(deadline=None, max_examples=60)
+def test_who_is_far_ahead_is_believed(policy: str, steps: list[int], began: int) -> None:
+    """However far it was when its link came up, and however many steps passed this link by."""
+    machine = machine_of(policy)
+    machine.handle(MemberJoined(ONE, began))
+    for step in steps:
+        began += step
+        assert not refusals(machine, Message(MessageKind.PROGRESS, began, 4))
+
+
+def test_a_hello_does_not_make_others_believed() -> None:
+    machine = machine_of("full")
+    machine.handle(MemberJoined(TWO, 2**50))
+    assert refusals(machine, Message(MessageKind.PROGRESS, 2**50, 4))
+
+
+def test_a_result_that_nobody_has_come_to_is_refused_and_the_right_one_taken() -> None:
+    cluster = SitesCluster(weights_spec("hierarchical", betweenShare=1), [2, 2], [2])
+    cluster.step(ONE)
+    machine = cluster.replicas[ONE].machine
+    for iteration in (100, LEAP, 2**50):
+        message = Message(MessageKind.GRADIENT, iteration, 4, RESULT, WHOLE)
+        told = machine.handle(MessageArrived(ME, message))
+        (refusal,) = [one for one in told if isinstance(one, Refuse)]
+        assert f"iteration {iteration}" in refusal.reason
+    cluster.step(ME)
+    cluster.deliver_all()
+    np.testing.assert_array_equal(*cluster.weights())
+    assert len(cluster.replicas[ONE].descents()) == 1
