@@ -30,8 +30,11 @@ class Situation(Enum):
 
     WAITING = Row("False", frozenset({ConditionType.RECONCILING}))
     """Pods are starting, or wait for peers."""
-    STUCK = Row("False", frozenset({ConditionType.RECONCILING, ConditionType.STALLED}))
-    """Pods cannot start; nothing will come of waiting alone, but somebody may help."""
+    STUCK = Row("False", frozenset({ConditionType.STALLED}))
+    """Pods cannot start; nothing will come of waiting alone, but somebody may help.
+
+    Not `Reconciling` as well: kstatus takes the first of the two that it meets for the whole truth.
+    """
     TRAINING = Row("True", frozenset({ConditionType.PEERS_CONNECTED}))
     DEGRADED = Row("True", frozenset({ConditionType.DEGRADED}))
     SUSPENDED = Row("True", frozenset({ConditionType.SUSPENDED}))

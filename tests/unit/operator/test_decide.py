@@ -192,7 +192,7 @@ def test_a_pod_that_cannot_start_is_soon_said_to_be_stuck(waiting: str, reason: 
     world.pass_by(61)
     late = world.look()
     assert truths(late)["Stalled"] == "True"
-    assert truths(late)["Failed"] == "False"
+    assert truths(late)["Reconciling"] == truths(late)["Failed"] == "False"
     assert ready_reason(late) == (reason, f"small-1, container trainer: {waiting}: no such thing")
     world.pods["small-1"]["status"] = {"phase": "Running"}
     world.train()
