@@ -1,15 +1,19 @@
-"""helm for the session, or why there is none."""
+"""Programs for the session, or why there are none: helm, kustomize."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+import yaml
 
 from chart import Helm, helm_program
+from testbed.binaries import built
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -18,8 +22,29 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """helm without a cluster."""
     program: Path | None = helm_program()
     if program is None:
-        reason = "no helm command: run `make testbed-setup`, or install helm 3"
-        if os.environ.get("DLION_REQUIRE_TESTBED"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _do_without("no helm command: run `make testbed-setup`, or install helm 3")
     return Helm(program, tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def kustomize() -> Callable[..., list[dict[str, Any]]]:
+    """What `kubectl kustomize FOLDER` prints; with `anywhere`, files may lie outside of it."""
+    binaries = built()
+    if binaries is None:
+        _do_without("no kubectl of the testbed: run `make testbed-setup`")
+
+    def run(folder: Path, *, anywhere: bool = False) -> list[dict[str, Any]]:
+        restrictor = "LoadRestrictionsNone" if anywhere else "LoadRestrictionsRootOnly"
+        command = [str(binaries.path("kubectl")), "kustomize", str(folder)]
+        command += ["--load-restrictor", restrictor]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
+
+    return run
+
+
+def _do_without(reason: str) -> NoReturn:
+    """Skips; where the testbed is required, fails."""
+    if os.environ.get("DLION_REQUIRE_TESTBED"):
+        pytest.fail(reason)
+    pytest.skip(reason)

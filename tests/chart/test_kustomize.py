@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from chart import NAMESPACE, SITE, Helm, merged, nested
 from dlion_operator.settings import load_settings
-from testbed.binaries import built
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,21 +27,6 @@ BASES = {
     "cluster": SITE,
     "namespaced": merged(SITE, nested("namespaces", [NAMESPACE]), nested("crds.enabled", False)),
 }
-
-
-@pytest.fixture(scope="session")
-def kustomize() -> Callable[[Path], list[dict[str, Any]]]:
-    """What `kubectl kustomize FOLDER` prints."""
-    binaries = built()
-    if binaries is None:
-        pytest.skip("no kubectl of the testbed: run `make testbed-setup`")
-
-    def run(folder: Path) -> list[dict[str, Any]]:
-        command = [str(binaries.path("kubectl")), "kustomize", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
-
-    return run
 
 
 def test_the_bases_are_what_the_chart_says(helm: Helm) -> None:

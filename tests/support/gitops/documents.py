@@ -1,0 +1,258 @@
+"""DLionJobs in every situation of docs/conditions.md, with the statuses that the operator gives
+them; and that page's table, which says what tools are to make of each."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import SiteName
+from dlion_operator.observed import Refusal, RunView
+from operator_world import World, dlion_job
+
+Document = dict[str, Any]
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/conditions.md"
+
+UNSEEN = "new or changed, and not looked at yet"
+STARTING = "pods start, or workers wait for peers"
+STUCK = "pods cannot start for a minute"
+TRAINING = "trains"
+DEGRADED = "trains without some workers"
+SUSPENDED = "suspended"
+NOT_SELECTED = "not for this site"
+SUCCEEDED = "trained to its end"
+FAILED = "failed for good"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a situation, conditions, and what tools say of it."""
+
+    situation: str
+    conditions: dict[str, str]
+    """Status of each condition that the line names; none where they are as they were before."""
+    kstatus: str
+    argo_cd: str
+
+
+def table(page: str | None = None) -> dict[str, Row]:
+    """The table "What holds when", by situation; `page` stands in for docs/conditions.md."""
+    text = PAGE.read_text(encoding="utf-8") if page is None else page
+    section = text.partition("## What holds when\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rows = [_row(dict(zip(head, cells, strict=True))) for cells in body]
+    return {row.situation: row for row in rows}
+
+
+def _row(cells: dict[str, str]) -> Row:
+    conditions = {
+        name: word.group()
+        for name in ("Ready", "Reconciling", "Stalled", "Succeeded")
+        if (word := re.match("True|False|Unknown", cells[name]))
+    }
+    conditions |= dict.fromkeys(re.findall(r"`(\w+)`", cells["Ready"]), "True")
+    return Row(cells["the job"], conditions, cells["kstatus (Flux)"], cells["Argo CD"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job in one of the situations."""
+
+    name: str
+    situation: str
+    document: Document
+
+
+def cases() -> list[Case]:
+    """At least one job for each line of the table, most of them several."""
+    return [
+        Case(make.__name__.strip("_"), situation, make())
+        for situation, makers in _MAKERS.items()
+        for make in makers
+    ]
+
+
+def _kept(world: World) -> Document:
+    """The job with the status that the operator decides on now."""
+    assert world.look().status is not None
+    return copy.deepcopy(world.document)
+
+
+def _begun(groups: dict[str, int] | None = None, **spec: Any) -> World:
+    """Its pods run, its workers have not joined."""
+    world = World(dlion_job(groups, **spec))
+    world.look()
+    world.make_jobs()
+    return world
+
+
+def _training(groups: dict[str, int] | None = None, **spec: Any) -> World:
+    world = _begun(groups, **spec)
+    world.train()
+    world.look()
+    return world
+
+
+def _two_sites(min_sites: int) -> World:
+    sites = [
+        {"name": "plant-a", "groups": [{"name": "small", "workers": 2}]},
+        {"name": "plant-b", "groups": [{"name": "large", "workers": 1}]},
+    ]
+    return _begun(sites=sites, minSites=min_sites)
+
+
+def _fresh() -> Document:
+    return dlion_job()
+
+
+def _changed_while_training() -> Document:
+    document = _kept(_training())
+    document["metadata"]["generation"] += 1
+    return document
+
+
+def _run_again() -> Document:
+    document = _succeeded()
+    document["spec"]["runId"] = "again"
+    document["metadata"]["generation"] += 1
+    return document
+
+
+def _first_look() -> Document:
+    return _kept(World(dlion_job()))
+
+
+def _pods_run() -> Document:
+    return _kept(_begun())
+
+
+def _waits_for_peers() -> Document:
+    world = _two_sites(1)
+    world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 2})
+    return _kept(world)
+
+
+def _below_quorum() -> Document:
+    world = _two_sites(2)
+    world.train()
+    return _kept(world)
+
+
+def _queued() -> Document:
+    document = dlion_job()
+    document["metadata"]["labels"] = {names.QUEUE_LABEL: "edge"}
+    world = World(document)
+    world.look()
+    world.make_jobs()
+    world.pods.clear()
+    for job in world.jobs.values():
+        job["spec"]["suspend"] = True  # as Kueue does, and takes it back
+    return _kept(world)
+
+
+def _no_pods() -> Document:
+    world = _begun()
+    world.pods.clear()
+    world.pass_by(61)
+    return _kept(world)
+
+
+def _no_image() -> Document:
+    world = _begun()
+    world.wait_for("small", 1, "ImagePullBackOff", "no such image")
+    world.pass_by(61)
+    return _kept(world)
+
+
+def _forbidden() -> Document:
+    world = World(dlion_job())
+    decision = world.look(refused=Refusal("403 exceeded quota", forbidden=True))
+    assert decision.status is not None
+    return copy.deepcopy(world.document)
+
+
+def _trains() -> Document:
+    return _kept(_training())
+
+
+def _ends() -> Document:
+    world = _training()
+    world.run = RunView(open_s=99.0, training=True, stop_reason="maxSteps 100 reached")
+    return _kept(world)
+
+
+def _lost_a_worker() -> Document:
+    world = _training({"small": 3})
+    world.train(ready=2)
+    return _kept(world)
+
+
+def _lost_a_site() -> Document:
+    world = _two_sites(1)
+    world.train()
+    return _kept(world)
+
+
+def _suspended_from_the_start() -> Document:
+    return _kept(World(dlion_job(suspend=True)))
+
+
+def _suspended_while_training() -> Document:
+    world = _training()
+    world.document["spec"]["suspend"] = True
+    return _kept(world)
+
+
+def _not_selected() -> Document:
+    document = dlion_job()
+    document["spec"]["sites"][0]["name"] = "plant-b"
+    return _kept(World(document))
+
+
+def _succeeded() -> Document:
+    world = _training()
+    world.end("small")
+    return _kept(world)
+
+
+def _succeeded_without_one() -> Document:
+    world = _training({"small": 3})
+    world.end("small", failed="1", exit_code=67)
+    return _kept(world)
+
+
+def _invalid() -> Document:
+    return _kept(World(dlion_job(podTemplate={"spec": {"hostNetwork": True}})))
+
+
+def _program_failed() -> Document:
+    world = _training()
+    world.end("small", failed="0,1", exit_code=67)
+    return _kept(world)
+
+
+def _too_late() -> Document:
+    world = _training(activeDeadlineSeconds=60)
+    world.pass_by(600)
+    return _kept(world)
+
+
+_MAKERS: dict[str, tuple[Callable[[], Document], ...]] = {
+    UNSEEN: (_fresh, _changed_while_training, _run_again),
+    STARTING: (_first_look, _pods_run, _waits_for_peers, _below_quorum, _queued),
+    STUCK: (_no_pods, _no_image, _forbidden),
+    TRAINING: (_trains, _ends),
+    DEGRADED: (_lost_a_worker, _lost_a_site),
+    SUSPENDED: (_suspended_from_the_start, _suspended_while_training),
+    NOT_SELECTED: (_not_selected,),
+    SUCCEEDED: (_succeeded, _succeeded_without_one),
+    FAILED: (_invalid, _program_failed, _too_late),
+}
