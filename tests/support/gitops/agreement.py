@@ -1,0 +1,27 @@
+"""Whether a job as a cluster has it stands as docs/conditions.md says, for the operator and for the
+tools that look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gitops.documents import ROOT, table
+from gitops.judge import Judge, built
+from gitops.lua import argo_cd_health
+
+_KIT = ROOT / "examples/gitops"
+
+
+def agree(document: Mapping[str, Any], situation: str) -> None:
+    """Asserts that conditions, Argo CD, kstatus and Flux are as that line of the page has them."""
+    row = table()[situation]
+    said = {each["type"]: each["status"] for each in document["status"]["conditions"]}
+    assert {name: said.get(name) for name in row.conditions} == row.conditions
+    script = (_KIT / "argocd/health.lua").read_text(encoding="utf-8")
+    assert argo_cd_health(script, document)["status"] == row.argo_cd
+    program = built()
+    assert program is not None, "run `make testbed-setup`"
+    rules = [_KIT / "flux/base/jobs.yaml"]
+    judged = Judge(program).verdicts(rules, {"job": document})["job"]
+    assert (judged.kstatus, judged.flux) == (row.kstatus, (row.kstatus,))
