@@ -1,12 +1,14 @@
 """The GitOps examples give each site its own part of one job and of one set of values.
 
 Proves: each site's overlay is a valid manifest of one and the same job, that names the site; the
-chart takes each site's values; Argo CD, Flux and Fleet find the same overlays and values.
+chart takes each site's values; Argo CD, Flux and Fleet find the same overlays and values; with the
+page's kustomization a program's name follows its content.
 Left out: what the tools make of a job (test_gitops_verdicts), and these systems themselves.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,3 +93,21 @@ def test_argo_cd_finds_the_same_values_and_overlays(site: str) -> None:
     assert (ROOT / chart["path"] / "Chart.yaml").exists()
     path = jobs["spec"]["template"]["spec"]["source"]["path"]
     assert ROOT / path == KIT / "jobs/overlays" / site
+
+
+def test_a_program_is_named_after_its_content(kustomize: Kustomize, tmp_path: Path) -> None:
+    page = (ROOT / "docs/gitops.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```yaml\n# (\w+\.yaml)\n(.+?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    job = yaml.safe_load((KIT / "jobs/base/job.yaml").read_text(encoding="utf-8"))
+    job["spec"]["trainer"]["program"] = {"configMap": {"name": "our-program", "key": "program.py"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    seen = set()
+    for text in ("first", "second"):
+        (tmp_path / "program.py").write_text(text)
+        objects = {each["kind"]: each for each in kustomize(tmp_path)}
+        name = objects["ConfigMap"]["metadata"]["name"]
+        assert objects["DLionJob"]["spec"]["trainer"]["program"]["configMap"]["name"] == name
+        seen.add(name)
+    assert len(seen) == 2
