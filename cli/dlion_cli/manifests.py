@@ -194,8 +194,9 @@ def refuse_suspended(job: Job, source: str) -> None:
 def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | None) -> Job:
     """The job, whose exchange policy is known here and takes the parameters that are given.
 
-    Raises: SpecError with all problems of the document, or else of the policy.
+    Its ranks are counted, also where the document comes from a run in a cluster. Raises: SpecError
+    with all problems of the document, or else of the policy.
     """
-    job = load_job(document, source=source, lines=lines)
+    job = load_job(document, source=source, lines=lines).with_counted_ranks()
     parameters_of(job.spec, source=source, lines=lines)
     return job

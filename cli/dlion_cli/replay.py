@@ -29,7 +29,7 @@ from dlion_cli.simulate import (
     show,
     simulate_into_folder,
 )
-from dlion_worker.results.description import describe_folder
+from dlion_worker.results.description import RunDescription, describe_folder
 from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
 from dlion_worker.results.replayed import Figure, figures_of, side_by_side
@@ -98,6 +98,7 @@ def replay(
     job = load_manifest(apply_set(dict(about.document), assignments), source=source, lines=None)
     refuse_suspended(job, source)
     refuse_endless(job, source)
+    _refuse_ranks_by_group(about, folder)
     _refuse_other_workers(job, len(about.workers), folder)
     was = load_manifest(dict(about.document), source=source, lines=None)
     recorded = _recorded(folder, was)
@@ -149,6 +150,15 @@ def _refuse_other_version(folder: Path) -> None:
         raise DataError(
             f"{path}: is of version {version!r} (allowed: {SCHEMA_VERSION}). Replay it with the "
             "DLion that made it"
+        )
+
+
+def _refuse_ranks_by_group(about: RunDescription, folder: Path) -> None:
+    """A replay counts ranks, and takes the records' as they are."""
+    if about.workers != about.job.with_counted_ranks().workers():
+        raise DataError(
+            f"{folder}: cannot be replayed: its workers are numbered by group, as in every cluster,"
+            " and it has several groups. Replay a run of one group, or use dlion simulate"
         )
 
 

@@ -50,7 +50,7 @@ def _training(run: Run, view: RunView) -> Finding:
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
         return Finding(Situation.WAITING, Reason.BELOW_QUORUM, few)
     here = view.ready.get(run.site, 0)
-    elsewhere = len(run.job.workers()) - sum(group.workers for group in run.groups)
+    elsewhere = len(run.workers) - run.size
     there = sum(view.ready.values()) - here
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
@@ -65,7 +65,7 @@ def _training(run: Run, view: RunView) -> Finding:
 def _starting(run: Run, view: RunView) -> Finding:
     if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
         return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
-    here, total = view.ready.get(run.site, 0), len(run.job.workers())
+    here, total = view.ready.get(run.site, 0), len(run.workers)
     if here >= run.size and sum(view.ready.values()) < total:
         words = f"{sum(view.ready.values())} of {total} workers have joined"
         return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, words)

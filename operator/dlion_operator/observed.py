@@ -13,6 +13,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
+from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 
 Document = Mapping[str, Any]
@@ -88,6 +89,7 @@ class JobView:
         self.name = str(document["metadata"]["name"])
         self.uid = str(document["metadata"].get("uid", ""))
         self.labels: Mapping[str, str] = document["metadata"].get("labels") or {}
+        self._annotations: Mapping[str, str] = document["metadata"].get("annotations") or {}
         self._spec: Document = document.get("spec") or {}
         self._status: Document = document.get("status") or {}
 
@@ -106,16 +108,19 @@ class JobView:
 
     @property
     def first_workers(self) -> int:
-        """How many it was made with: ranks are counted by that."""
-        annotations = self.document["metadata"].get("annotations") or {}
-        text = str(annotations.get(names.WORKERS_ANNOTATION, ""))
+        """How many it was made with: what its pods were told of their group."""
+        text = str(self._annotations.get(names.WORKERS_ANNOTATION, ""))
         return int(text) if text.isdecimal() else self.workers
+
+    @property
+    def ranks_by_group(self) -> bool:
+        """How its workers are numbered: a run goes on as it began, whichever operator made it."""
+        return self._annotations.get(RANKS_ANNOTATION) == BY_GROUP
 
     @property
     def spec_hash(self) -> str:
         """Of the manifest that it was made from, by the operator that made it."""
-        annotations = self.document["metadata"].get("annotations") or {}
-        return str(annotations.get(names.SPEC_HASH_ANNOTATION, ""))
+        return str(self._annotations.get(names.SPEC_HASH_ANNOTATION, ""))
 
     @property
     def suspended(self) -> bool:

@@ -49,7 +49,7 @@ class RunProgress:
         self._workers: dict[Rank, _Worker] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
         self._members: tuple[WorkerIdentity, ...] = job.workers()
-        self._most_ranks = 2 * len(job.workers()) + MORE_RANKS
+        self._most_ranks = 2 * (job.workers()[-1].rank + 1) + MORE_RANKS
         self.training = False
         """Whether a worker has begun to train."""
         self.stop_reason = ""

@@ -1,7 +1,7 @@
 """One run of a job at this site, as its manifest and its Jobs say together. Pure.
 
-Ranks count through the manifest's workers, so they must stand for as long as a run lasts, whatever
-is scaled meanwhile: the counts of a run are those that its Jobs were made with.
+Pods were told the counts that their Jobs were made with, and go on with these whatever is scaled
+meanwhile; ranks by group do not depend on them (`dlion_api.spec.ranks`).
 """
 
 from __future__ import annotations
@@ -101,16 +101,19 @@ class Run:
 
     def size_of(self, group: Group) -> int:
         """How many workers of it there should be now."""
-        return min(self.wanted.get(group.name, group.workers), group.workers)
+        wanted = self.wanted.get(group.name, group.workers)
+        return wanted if self.job.may_grow else min(wanted, group.workers)
 
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
         """The workers of all sites that there should be now; who stays keeps its rank."""
-        sizes = {group.name: self.size_of(group) for group in self.groups}
+        here = {group.name: self.size_of(group) for group in self.groups}
+        if self.job.may_grow:
+            return _with_counts(self.job, self.site, here).workers()
         return tuple(
             worker
             for worker in self.job.workers()
-            if worker.site != self.site or worker.index < sizes[worker.group]
+            if worker.site != self.site or worker.index < here[worker.group]
         )
 
     @property
@@ -120,12 +123,14 @@ class Run:
 
     @property
     def too_many(self) -> tuple[str, ...]:
-        """Groups that are to be larger than the run began with, in words."""
+        """Groups that are to be larger than this run can make them, in words."""
+        exchange = self.job.spec.exchange
         return tuple(
             f"group {group.name}: {self.wanted[group.name]} workers wanted, {group.workers} is what"
-            " this run began with; more act on the next run"
+            f" this run began with; with exchange policy {exchange.policy} and topology"
+            f" {exchange.topology} more act on the next run"
             for group in self.groups
-            if self.wanted.get(group.name, 0) > group.workers
+            if self.wanted.get(group.name, 0) > self.size_of(group)
         )
 
 
@@ -135,14 +140,19 @@ def groups_of(job: Job, site: str) -> tuple[Group, ...]:
 
 
 def _as_it_began(job: Job, jobs: Mapping[str, JobView], site: str) -> Job:
-    """The manifest with the counts that this site's Jobs were made with."""
+    """The manifest with the counts that this site's Jobs were made with, ranks as theirs."""
+    if all(view.ranks_by_group for view in jobs.values()):
+        job = job.with_room_to_grow()
+    return _with_counts(job, site, {name: view.first_workers for name, view in jobs.items()})
+
+
+def _with_counts(job: Job, site: str, counts: Mapping[str, int]) -> Job:
+    """With so many workers in those groups of that site."""
     sites = tuple(
         replace(
             each,
             groups=tuple(
-                replace(group, workers=jobs[group.name].first_workers or group.workers)
-                if group.name in jobs
-                else group
+                replace(group, workers=counts.get(group.name) or group.workers)
                 for group in each.groups
             ),
         )

@@ -38,7 +38,7 @@ def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
     held = _conditions(finding, seen)
     view = seen.run or RunView(open_s=0.0)
     ended = finding.situation in (Situation.SUCCEEDED, Situation.FAILED)
-    total = len(run.job.workers()) - sum(group.workers for group in run.groups) + run.size
+    total = len(run.workers)
     sites = tuple(_site(site.name, run, view) for site in run.job.spec.sites)
     status = Status(
         observed_generation=_generation(seen),

@@ -3,8 +3,10 @@ record once, the checkpoints, the model and a summary that says how the run ende
 suspended (SIGTERM) and started again with nothing of their own wait for the keeper, go on from its
 checkpoints, and make the very steps of a run without a break (but that one whose peer had made the
 last update takes it over). A keeper that is killed in the middle and started again has every record
-once. Pods that are told to end do so in time; one that the manifest does not have says what to
-change.
+once. A group grows from two workers to four and shrinks to two again while it trains: who comes
+takes over a state and a share of the batch, who goes gives its share back, and those who stay lose
+no iteration. Pods that are told to end do so in time; one that the manifest does not have says what
+to change.
 
 Real processes, coordinator, mutual TLS and files, on loopback. Left out: containers and Kubernetes
 (tests/cluster), hostile callers of a keeper (test_keeper), several sites.
@@ -23,6 +25,8 @@ import pytest
 
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_worker.results.faults import iteration_losses
 from local_run import hashes, job_document
 from pod_run import PodRun, pod_run
 
@@ -30,11 +34,19 @@ STEPS, BREAK = 60, 15
 BOTH = ("trainer-0", "trainer-1")
 
 
-def document(steps: int = STEPS) -> dict[str, object]:
+def document(steps: int = STEPS, **spec: object) -> dict[str, object]:
     """Two workers in lock step; checkpoints every second."""
     return job_document(
-        2, trainer={"stop": {"maxSteps": steps}}, checkpoint={"everySeconds": 1}, runId="r1"
+        2, trainer={"stop": {"maxSteps": steps}}, checkpoint={"everySeconds": 1}, runId="r1", **spec
     )
+
+
+def growing_document() -> dict[str, object]:
+    """Two workers at first, and a global batch of 64 samples."""
+    batching = {
+        "policy": "even", "globalBatchSize": {"initial": 64, "max": 64, "growth": False}
+    }  # fmt: skip
+    return document(steps=100_000, batching=batching)
 
 
 def start_all(run: PodRun) -> None:
@@ -127,8 +139,46 @@ def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
         assert json.loads((run.results / "keeper.json").read_text())["sequence"] > 2 * STEPS
 
 
+@pytest.mark.timeout(300)
+def test_a_group_grows_and_shrinks_while_it_trains(tmp_path: Path) -> None:
+    """The pods that come were told of a manifest with two workers, as those who are there."""
+    with pod_run(tmp_path, growing_document(), subnet=7) as run:
+        run.start_keeper()
+        for rank in range(2):
+            run.start_worker(rank)
+        run.wait_until(lambda: all(len(run.steps(rank)) >= BREAK for rank in range(2)), "training")
+        run.scale(range(4))
+        for rank in (2, 3):
+            run.start_worker(rank)
+        run.wait_until(lambda: all(len(run.steps(rank)) >= BREAK for rank in range(4)), "all four")
+        grown_at = max(step.iteration for step in run.steps())
+        run.wait_until(lambda: len(run.steps(0)) > grown_at, "a step of four")
+        run.scale(range(2))
+        leaving = ("trainer-2", "trainer-3")
+        codes = run.end(*leaving)
+        assert codes == dict.fromkeys(leaving, ExitCode.INTERRUPTED), run.story()
+        run.end("sidecar-2", "sidecar-3")
+        shrunk_at = max(step.iteration for step in run.steps())
+        run.wait_until(lambda: len(run.steps(0)) >= shrunk_at + BREAK, "training on")
+        run.stop("enough")
+        assert {name: run.wait(name) for name in BOTH} == dict.fromkeys(BOTH, 0), run.story()
+        run.run_is_over("enough", succeeded=True)
+        run.wait_until((run.results / "summary.json").exists, "a summary")
+        assert_once(run)
+        batches = {(s.rank, s.iteration): s.local_batch_size for s in run.steps()}
+        assert [batches[rank, grown_at] for rank in range(4)] == [16] * 4
+        assert [batches[rank, shrunk_at + BREAK] for rank in range(2)] == [32] * 2
+        losses = iteration_losses(run.records(), killed=[Rank(2), Rank(3)])
+        assert [loss.discarded for loss in losses.values()] == [(), ()]
+        names_of = {w["rank"]: w["name"] for w in run.summary()["workers"]}
+        assert names_of == {rank: f"plant-a/g-{rank}" for rank in range(4)}
+        for rank, loss in losses.items():
+            print(f"worker {rank}: median {loss.median_s:.3f} s, longest {loss.longest_s:.3f} s,"
+                  f" {len(loss.slow)} of {loss.iterations} iterations slow")  # fmt: skip
+
+
 def test_a_pod_that_the_manifest_does_not_have_says_what_to_change(tmp_path: Path) -> None:
-    with pod_run(tmp_path, document(), subnet=4) as run:
+    with pod_run(tmp_path, document(exchange={"policy": "hop"}), subnet=4) as run:
         worker = run.job.workers()[1]
         root = run.prepare("w1", worker)
         run._start(

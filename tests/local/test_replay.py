@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import load_job
 from local_run import LocalRun, blobs, job_document
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
@@ -45,6 +46,15 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out
+
+
+def test_a_clusters_run_of_several_groups_is_refused(tmp_path: Path) -> None:
+    document = job_document({"plant-a": 2, "plant-b": 1})
+    job = load_job(document).with_room_to_grow()
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.to_document()))
+    done = command("replay", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == ExitCode.DATA, done.stderr
+    assert "its workers are numbered by group" in done.stderr
 
 
 def figures(summary: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class World:
 
     def make_jobs(self) -> None:
         """The Jobs are there, each with its pods, which run."""
-        job = load_job(self.document)
+        job = load_job(self.document).with_room_to_grow()
         for group in groups_of(job, self.settings.site):
             made = copy.deepcopy(
                 children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})

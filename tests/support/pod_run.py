@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api import cluster_names as names
-from dlion_api.names import KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.pod_config import PodConfig
 from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
 from dlion_api.spec import Job, load_job
@@ -37,7 +37,7 @@ class PodRun:
     def __init__(self, folder: Path, document: dict[str, Any], *, subnet: int) -> None:
         """`subnet` keeps the addresses of tests that run side by side apart."""
         self.folder = folder
-        self.job: Job = load_job(document)
+        self.job: Job = load_job(document).with_room_to_grow()
         self.site = SiteName(self.job.spec.sites[0].name)
         self._subnet = subnet
         self.tokens = Tokens()
@@ -59,6 +59,19 @@ class PodRun:
         )
         self.coordinator = CoordinatorThread(self._loop_server, self.job.key)
         self.coordinator_port = self.coordinator.start()
+
+    def scale(self, ranks: Sequence[int]) -> None:
+        """As the operator says it when a group's count has changed."""
+        workers = [self.job.worker(Rank(rank)) for rank in ranks]
+
+        async def say() -> None:
+            self._loop_server.expect(self.job.key, workers)
+
+        asyncio.run_coroutine_threadsafe(say(), self.coordinator._loop).result()
+
+    def stop(self, reason: str) -> None:
+        """Asks the workers to end the run."""
+        self.coordinator.stop(reason)
 
     def run_is_over(self, reason: str, *, succeeded: bool) -> None:
         """As the operator says it when all workers have ended."""
@@ -109,7 +122,7 @@ class PodRun:
 
     def start_worker(self, rank: int) -> None:
         """Both containers of that worker's pod."""
-        worker = self.job.workers()[rank]
+        worker = self.job.worker(Rank(rank))
         root = self.prepare(f"w{rank}", worker)
         environment = {
             names.GROUP_VARIABLE: worker.group,

@@ -13,12 +13,15 @@ from dlion_api.spec.policies import (
     KnowledgeTransfer,
     Synchronization,
 )
+from dlion_api.spec.ranks import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import Group, Resources, Site
 from dlion_api.spec.trainer import ConfigMapKey, Evaluation, Optimizer, Program, Stop, Trainer
 from dlion_api.spec.transitions import change_problems
 
 __all__ = [
+    "BY_GROUP",
+    "RANKS_ANNOTATION",
     "Batching",
     "Checkpoint",
     "ConfigMapKey",

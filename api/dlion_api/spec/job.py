@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, TransitionRule, parse, setting, to_document
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec import ranks
 from dlion_api.spec.bounds import (
     INT32_MAX,
     JOB_NAME_LENGTH,
     LABEL,
     LABEL_WORDS,
     MOST_SITES,
+    MOST_WORKERS,
     RUN_ID_LENGTH,
     SERVICE_LABEL,
     SERVICE_LABEL_WORDS,
@@ -76,7 +78,7 @@ class Spec:
         max_length=RUN_ID_LENGTH,
     )
     sites: tuple[Site, ...] = setting(
-        "where the job runs. Ranks count through sites, groups and workers in this order.",
+        "where the job runs. Ranks follow this order.",
         key="name",
         min_items=1,
         max_items=MOST_SITES,
@@ -224,17 +226,69 @@ class Job:
         """Which run of which job this is, at every site."""
         return JobKey(self.metadata.namespace, self.metadata.name, self.spec.run_id)
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether ranks leave room for workers that the run did not begin with (`spec.ranks`)."""
+        return self.metadata.annotations.get(ranks.RANKS_ANNOTATION) == ranks.BY_GROUP
+
+    def with_room_to_grow(self) -> Job:
+        """The same job as a cluster runs it: ranks are by group, where its policy can do with that.
+
+        Elsewhere ranks mean something (who is beside whom, which one serves) and stay counted.
+        """
+        if not self.spec.exchange.takes_newcomers:
+            return self
+        annotations = {**self.metadata.annotations, ranks.RANKS_ANNOTATION: ranks.BY_GROUP}
+        return replace(self, metadata=replace(self.metadata, annotations=annotations))
+
+    def with_counted_ranks(self) -> Job:
+        """The same job as one machine runs it."""
+        if not self.may_grow:
+            return self
+        annotations = {**self.metadata.annotations}
+        del annotations[ranks.RANKS_ANNOTATION]
+        return replace(self, metadata=replace(self.metadata, annotations=annotations))
+
     def workers(self) -> tuple[WorkerIdentity, ...]:
-        """All workers; ranks count through sites, groups and workers in the manifest's order."""
-        places = [
-            (site.name, group.name, index)
-            for site in self.spec.sites
-            for group in site.groups
-            for index in range(group.workers)
-        ]
-        return tuple(
-            WorkerIdentity(Rank(rank), SiteName(site), group, index)
-            for rank, (site, group, index) in enumerate(places)
+        """All workers that the manifest counts, by rank."""
+        number = ranks.by_group if self.may_grow else ranks.counted
+        return number(self.spec.sites)
+
+    def worker(self, rank: Rank) -> WorkerIdentity:
+        """The worker of that rank; one by which its group has grown, too, where the job may grow.
+
+        Raises: LookupError: there is none.
+        """
+        if self.may_grow:
+            return ranks.by_group_at(self.spec.sites, rank)
+        workers = self.workers()
+        if not 0 <= rank < len(workers):
+            raise LookupError(f"rank {rank}; allowed: 0 to {len(workers) - 1}")
+        return workers[rank]
+
+    def worker_at(self, site: SiteName, group: str, index: int) -> WorkerIdentity:
+        """The worker with that index in its group; one by which the group has grown, too, where
+        the job may grow.
+
+        Raises: LookupError: there is none; its words say what there is.
+        """
+        groups = [group for each in self.spec.sites if each.name == site for group in each.groups]
+        counts = {each.name: each.workers for each in groups}
+        if group not in counts:
+            raise LookupError(f"no such group; allowed: of {site}: {', '.join(sorted(counts))}")
+        most = MOST_WORKERS if self.may_grow else counts[group]
+        if not 0 <= index < most:
+            has = "may have" if self.may_grow else "has"
+            raise LookupError(
+                f"the manifest {has} {most} workers in group {group} of site {site};"
+                f" allowed: 0 to {most - 1}"
+            )
+        if self.may_grow:
+            return ranks.by_group_in(self.spec.sites, site, group, index)
+        return next(
+            worker
+            for worker in self.workers()
+            if (worker.site, worker.group, worker.index) == (site, group, index)
         )
 
     def to_document(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 from dlion_api.document import Rule, setting
 
 MOST_BATCH = 10**6
+OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
+"""Exchange policies whose workers need not know beforehand who may ever take part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +230,11 @@ class Exchange:
             reads=("degree", "topology"),
         ),
     )
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether workers may take part of whom nobody knew when the run began."""
+        return self.topology == "allToAll" and self.policy in OPEN_POLICIES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.pod_config import PodConfig
-from dlion_api.spec import Job
+from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_operator.children.pods import Document, metadata_of
 from dlion_operator.settings import Settings
 
@@ -35,6 +35,8 @@ def _document(job: Job) -> Document:
     """The manifest without what workers have no use for and may change at any time."""
     document = job.to_document()
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
+    if job.may_grow:
+        document["metadata"]["annotations"] = {RANKS_ANNOTATION: BY_GROUP}
     document["spec"].pop("podTemplate", None)
     return document
 

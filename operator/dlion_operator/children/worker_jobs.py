@@ -7,7 +7,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import Job
+from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
 from dlion_operator.children.merging import merged
 from dlion_operator.children.pods import (
@@ -38,6 +38,8 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
         names.SPEC_HASH_ANNOTATION: job.hash(),
         names.WORKERS_ANNOTATION: str(group.workers),
     }
+    if job.may_grow:
+        metadata["annotations"][RANKS_ANNOTATION] = BY_GROUP
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -434,26 +434,6 @@ def test_a_break_does_not_count_against_the_deadline() -> None:
     assert halted(decision) == [{"suspend": False}]
 
 
-def test_a_group_that_shrinks_and_grows_again_is_scaled_and_ranks_stand() -> None:
-    world = training({"small": 4, "large": 1})
-    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 2
-    decision = world.look()
-    (patch,) = [a for a in decision.actions if isinstance(a, Patch)]
-    assert patch.patch["spec"] == {"parallelism": 2, "completions": 2}
-    (opened,) = [a for a in decision.actions if isinstance(a, OpenRun)]
-    assert len(opened.job.workers()) == 5
-    # Those who are no longer wanted are not waited for; the others keep their ranks.
-    assert [(w.rank, w.group, w.index) for w in opened.workers] == [
-        (0, "small", 0), (1, "small", 1), (4, "large", 0),
-    ]  # fmt: skip
-    assert decision.status is not None
-    assert decision.status["readyWorkers"].endswith("/3")
-    world.jobs["small"]["spec"] |= patch.patch["spec"]
-    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 4
-    (grown,) = [a for a in world.look().actions if isinstance(a, Patch)]
-    assert grown.patch["spec"] == {"parallelism": 4, "completions": 4}
-
-
 def test_a_new_run_takes_away_what_is_left_of_the_one_before() -> None:
     world = training()
     world.end("small")

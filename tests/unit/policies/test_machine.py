@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
+from dlion_api.spec.policies import OPEN_POLICIES
 from dlion_worker.codecs import ValueCodec, encode_loss, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
@@ -316,3 +317,25 @@ def test_a_checkpoint_taken_while_held_is_the_one_before_the_step() -> None:
     again.restore(worker.state())
     assert again.next_iteration() == 1
     assert value_of(again.handle(own(1, 3.0))) == 3.0
+
+
+@pytest.mark.parametrize("policy", sorted(OPEN_POLICIES))
+def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> None:
+    more: dict[str, object] = {
+        "dgc": {"parameters": {"momentum": 0}}, "dlion-published": {"weighting": "dlion_ratio"}
+    }.get(policy, {})  # fmt: skip
+    job = spec(exchange={"policy": policy, "codec": "float32", **more})
+    built, newcomer = build(job, ME, LAYOUT, [ME, ONE], grows=True), Rank(7)
+    theirs = build(job, newcomer, LAYOUT, [ME, ONE, newcomer], grows=True)
+    built.handle(own(1))
+    built.handle(MemberJoined(newcomer))
+    theirs.handle(MemberJoined(ME, iteration=1))
+    said = theirs.handle(own(2))
+    messages = [each.message for each in said if isinstance(each, Send) and each.peer == ME]
+    answers = [built.handle(MessageArrived(newcomer, message)) for message in messages]
+    assert messages
+    assert not [each for answer in answers for each in answer if isinstance(each, Refuse)]
+    closed = build(job, ME, LAYOUT, [ME, ONE])
+    for message in messages:
+        (refusal,) = closed.handle(MessageArrived(newcomer, message))
+        assert isinstance(refusal, Refuse)

@@ -394,3 +394,16 @@ def test_idle_links_are_probed_one_at_a_time_and_not_again_at_once() -> None:
     later = director.link_to_probe(IDLE_LINK_S)
     assert later is not None
     assert later.identity.rank == 1
+
+
+def test_a_worker_by_which_a_group_has_grown_gets_its_share() -> None:
+    """Nobody knew of it when the run began; it knows of itself, and of another that came later."""
+    job = job_of(2).with_room_to_grow()
+    grown = job_of(4).with_room_to_grow()
+    directors = [Director(job, worker.rank) for worker in grown.workers()]
+    for director in directors[:2]:
+        director.handle(Peers(membership_of(job), 50_000), 0.0)
+        director.handle(StepTiming(1, 96, 1.0, 1.0, 1.0), 1.0)
+    told = [director.handle(Peers(membership_of(grown), 50_000), 2.0) for director in directors]
+    assert [directive and directive.local_batch_size for directive in told] == [GLOBAL // 4] * 4
+    assert [len(director.neighbours()) for director in directors] == [3] * 4

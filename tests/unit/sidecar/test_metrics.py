@@ -23,7 +23,9 @@ SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
 def exported(reading: Reading) -> str:
     registry = CollectorRegistry()
     key = JobKey("default", "cifar10", "1")
-    metrics = SidecarMetrics(job=key, site=SiteName("a"), sites=SITES, read=lambda: reading)
+    metrics = SidecarMetrics(
+        job=key, site=SiteName("a"), site_of=SITES.__getitem__, read=lambda: reading
+    )
     registry.register(metrics)
     return generate_latest(registry).decode()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import DataError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Dataset, SiteClasses
-from dlion_worker.training.datasets.partition import partition, site_classes
+from dlion_worker.training.datasets.partition import partition, place_of, site_classes
 
 
 def _workers(*sizes: int) -> list[WorkerIdentity]:
@@ -149,3 +149,10 @@ def test_a_file_of_one_sample_goes_to_any_worker_by_chance() -> None:
 def test_default_ranges_cover_all_classes() -> None:
     ranges = site_classes(_spec("bySite"), _workers(1, 1, 1), 10)
     assert [c for classes in ranges.values() for c in classes] == list(range(10))
+
+
+def test_who_comes_to_a_group_that_grows_shares_the_samples_of_one_that_was_there() -> None:
+    began_with = _workers(2, 3)
+    assert [place_of(worker, began_with) for worker in began_with] == [0, 1, 2, 3, 4]
+    later = [WorkerIdentity(Rank(20 + i), SiteName("site-1"), "g", i) for i in range(3, 7)]
+    assert [place_of(worker, began_with) for worker in later] == [2, 3, 4, 2]

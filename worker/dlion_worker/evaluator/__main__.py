@@ -65,7 +65,7 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     trainer = job.spec.trainer
     root = Path(config.data_root)
     program = programs.load(trainer.program, directory=config.program_dir)
-    data = datasets.load(job, job.workers()[config.rank], program=program, data_root=root)
+    data = datasets.load(job, job.worker(config.rank), program=program, data_root=root)
     model = FlatModel(
         program,
         input_shape=data.input_shape,

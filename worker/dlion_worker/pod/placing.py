@@ -52,31 +52,16 @@ class Pod:
     def worker(self) -> WorkerIdentity:
         """Which worker of the job this is. Raises: SpecError where the manifest has none such."""
         group, index = self._variable(names.GROUP_VARIABLE), self._index()
-        group_workers = [
-            worker
-            for worker in self.job.workers()
-            if (worker.site, worker.group) == (self.site, group)
-        ]
-        if index < len(group_workers):
-            return group_workers[index]
-        groups = {worker.group for worker in self.job.workers() if worker.site == self.site}
-        if group not in groups:
-            raise _wrong(
-                names.GROUP_VARIABLE, group, f"of {self.site}: {', '.join(sorted(groups))}"
+        try:
+            return self.job.worker_at(self.site, group, index)
+        except LookupError as error:
+            problem = Problem(
+                f"{names.GROUP_VARIABLE}, {names.INDEX_VARIABLE}",
+                str(error),
+                value=f"{group}, {index}",
+                advice="Change spec.sites[].groups[].workers of the DLionJob, not the Job",
             )
-        raise SpecError(
-            [
-                Problem(
-                    names.INDEX_VARIABLE,
-                    f"the manifest has {len(group_workers)} workers in group {group} of site"
-                    f" {self.site}",
-                    value=str(index),
-                    allowed=f"0 to {len(group_workers) - 1}",
-                    advice="Change spec.sites[].groups[].workers of the DLionJob, not the Job",
-                )
-            ],
-            source=SOURCE,
-        )
+            raise SpecError([problem], source=SOURCE) from error
 
     def address(self) -> str:
         """This pod's own IP address. Raises: SpecError."""

@@ -47,12 +47,14 @@ class Context:
     spec: Spec
     rank: Rank
     ranks: tuple[Rank, ...]
-    """Every worker that may ever take part, this one included."""
+    """Every worker that may ever take part, this one included; with `grows`, those known so far."""
     layout: Layout
     sites: Mapping[Rank, str] = field(default_factory=dict)
     """Which site each worker is of."""
     replica: ReplicaView | None = None
     """The weights, for policies that read them."""
+    grows: bool = False
+    """Whether others may come, of whom nothing is known yet."""
 
     @property
     def graph(self) -> Mapping[Rank, frozenset[Rank]]:
@@ -102,20 +104,25 @@ def build(
     *,
     sites: Mapping[Rank, str] | None = None,
     replica: ReplicaView | None = None,
+    grows: bool = False,
 ) -> Machine:
-    """The machine of worker `rank`. `ranks`: every worker that may ever take part.
+    """The machine of worker `rank`. `ranks`: every worker that may ever take part; `grows`: and
+    others.
 
     Raises: SpecError for a policy that is not known here, or parameters that it does not take.
     """
-    context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica)
+    context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows)
     parameters = parameters_of(job_spec, ranks=context.ranks)
     return Horizon(find(job_spec.exchange.policy).builder()(context, parameters))
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Machine:
     """The machine of a job's worker, over that replica."""
-    sites = {worker.rank: worker.site for worker in job.workers()}
-    return build(job.spec, rank, replica.layout, sites, sites=sites, replica=replica)
+    workers = {job.worker(rank), *job.workers()}
+    sites = {worker.rank: worker.site for worker in workers}
+    return build(
+        job.spec, rank, replica.layout, sites, sites=sites, replica=replica, grows=job.may_grow
+    )
 
 
 def gradient_machine(context: Context, sending: Sending) -> Machine:
@@ -146,6 +153,7 @@ def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
     return WorkerMachine(
         rank=context.rank,
         ranks=(context.rank, *context.neighbours),
+        grows=context.grows,
         size=context.layout.size,
         most_samples=context.most_samples,
         sending=sending,

@@ -80,9 +80,12 @@ class WorkerMachine:
         weighting: Weighting,
         synchronizer: Synchronizer,
         transfer: KnowledgeTransfer,
+        grows: bool = False,
     ) -> None:
+        """`ranks`: who may take part; `grows`: and others, whom the exchange knows."""
         self._rank = rank
         self._ranks = frozenset(ranks)
+        self._grows = grows
         self._size = size
         self._most_samples = most_samples
         self._sending = sending
@@ -173,7 +176,7 @@ class WorkerMachine:
     # ---- messages ------------------------------------------------------------------------------
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        if sender not in self._ranks or sender == self._rank:
+        if sender == self._rank or not (self._grows or sender in self._ranks):
             allowed = sorted(self._ranks - {self._rank})
             return [Refuse(sender, f"message from worker {sender}; allowed: {allowed}")]
         try:

@@ -46,8 +46,9 @@ def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Ran
 
 
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
-    """The workers of a job with whom that one exchanges, or may."""
-    return graph_of(job.spec, [worker.rank for worker in job.workers()])[rank]
+    """The workers of a job with whom that one exchanges, or may; those that a group is to grow
+    by come on top, and are linked with all (`Job.may_grow`)."""
+    return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
 
 
 def beside(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class RunDescription:
     """A job as results see it; `document` is the manifest with its defaults filled in."""
 
+    job: Job
     key: JobKey
     workers: tuple[WorkerIdentity, ...]
     document: Mapping[str, Any]
@@ -33,17 +34,24 @@ class RunDescription:
     max_steps: int | None = None
     max_seconds: int | None = None
 
+    def worker(self, rank: Rank) -> WorkerIdentity | None:
+        """The worker of that rank; None: the job cannot have it."""
+        try:
+            return self.job.worker(rank)
+        except LookupError:
+            return None
+
     def worker_name(self, rank: Rank) -> str:
-        """Short name of that worker; of a rank that the manifest does not have, its number."""
-        if 0 <= rank < len(self.workers):
-            return self.workers[rank].name
-        return f"worker {rank}"
+        """Short name of that worker; of a rank that the job cannot have, its number."""
+        worker = self.worker(rank)
+        return f"worker {rank}" if worker is None else worker.name
 
 
 def describe(job: Job) -> RunDescription:
     """The description of a job that was loaded and checked."""
     stop = job.spec.trainer.stop
     return RunDescription(
+        job=job,
         key=job.key,
         workers=job.workers(),
         document=job.to_document(),

@@ -209,7 +209,7 @@ def _drift(points: Points) -> Json:
 
 def _worker(run: RunDescription, worker: WorkerTally) -> Json:
     evaluation = worker.last_evaluation
-    identity = run.workers[worker.rank] if 0 <= worker.rank < len(run.workers) else None
+    identity = run.worker(worker.rank)
     return {
         "rank": worker.rank,
         "name": run.worker_name(worker.rank),

@@ -59,12 +59,11 @@ def _arguments() -> argparse.Namespace:
 
 def _job(config: WorkerConfig) -> Job:
     job = load_job(config.job_document, source="job_document")
-    ranks = [worker.rank for worker in job.workers()]
-    if config.rank not in ranks:
-        problem = Problem(
-            "rank", "is no worker of the job", value=str(config.rank), allowed=f"0 to {ranks[-1]}"
-        )
-        raise SpecError([problem], source="worker configuration")
+    try:
+        job.worker(config.rank)
+    except LookupError as error:
+        problem = Problem("rank", f"is no worker of the job: {error}")
+        raise SpecError([problem], source="worker configuration") from error
     return job
 
 

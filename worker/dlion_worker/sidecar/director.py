@@ -61,7 +61,8 @@ class Director:
         self._job, self._rank = job, rank
         self._everyone = frozenset(worker.rank for worker in job.workers())
         self._groups = Groups(job, rank) if job.spec.exchange.topology == CLUSTERED else None
-        self._fixed_neighbours = neighbours_of(job, rank)
+        self._fixed_neighbours = None if job.may_grow else neighbours_of(job, rank)
+        """None: everybody who is there."""
         self._estimator = CapacityEstimator()
         self.capacities = Capacities(rank)
         self.links = LinkBudgets(
@@ -166,6 +167,8 @@ class Director:
     def neighbours(self) -> tuple[Member, ...]:
         """Those among them to whom this worker has a link."""
         ranks = self._fixed_neighbours if self._groups is None else self._groups.neighbours
+        if ranks is None:
+            return self.peers()
         return tuple(m for m in self.peers() if m.identity.rank in ranks)
 
     @property
@@ -309,8 +312,10 @@ class Director:
             return []
         if self._iteration > 0:
             return [self._rank, *(member.identity.rank for member in self.peers())]
-        gone = {m.identity.rank for m in self._membership.members if m.state != MemberState.READY}
-        return sorted(self._everyone - gone | {self._rank})
+        members = self._membership.members
+        there = {m.identity.rank for m in members if m.state is MemberState.READY}
+        gone = {m.identity.rank for m in members} - there
+        return sorted(self._everyone - gone | there | {self._rank})
 
     def _global_size(self, active: list[Rank]) -> int:
         """By what all have published, so that sidecars agree."""

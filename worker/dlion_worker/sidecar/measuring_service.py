@@ -16,7 +16,7 @@ import grpc.aio
 
 from dlion_api.addresses import joined
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
+from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import WorkerCredentials
@@ -42,7 +42,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = job.key
-        self._identities = {w.rank: w for w in job.workers() if w.rank != rank}
+        self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
         self._verified: dict[Rank, bytes] = {}
 
@@ -84,7 +84,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         )
 
     def _check_caller(self, run: str, rank: int, context: Context) -> None:
-        identity = self._identities.get(Rank(rank))
+        identity = self._peer(rank)
         if identity is None or run != str(self._key):
             raise ContractError(f"caller: run {run[:80]!r} worker {rank} is no peer of {self._key}")
         if not self._credentials.enabled:
@@ -93,6 +93,12 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         if self._verified.get(identity.rank) != shown:  # once per certificate, not per call
             self._credentials.check_peer(shown, identity, self._key)
             self._verified[identity.rank] = shown
+
+    def _peer(self, rank: int) -> WorkerIdentity | None:
+        try:
+            return None if rank == self._rank else self._job.worker(Rank(rank))
+        except LookupError:
+            return None
 
     async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
         self._worker.refused()

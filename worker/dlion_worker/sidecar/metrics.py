@@ -43,11 +43,11 @@ class SidecarMetrics(Collector):
         *,
         job: JobKey,
         site: SiteName,
-        sites: Mapping[Rank, SiteName],
+        site_of: Callable[[Rank], SiteName],
         read: Callable[[], Reading],
     ) -> None:
         self._labels = {"namespace": job.namespace, "job": job.name, "site": str(site)}
-        self._sites, self._read = sites, read
+        self._site_of, self._read = site_of, read
 
     def collect(self) -> Iterator[Metric]:
         """Every family of which there is a value now."""
@@ -161,7 +161,7 @@ class SidecarMetrics(Collector):
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])
         totals: dict[str, float] = {}
         for rank, value in values.items():
-            site = str(self._sites.get(rank, "unknown"))
+            site = str(self._site_of(rank))
             totals[site] = totals.get(site, 0.0) + value
         for site, total in sorted(totals.items()):
             family.add_metric([*self._labels.values(), site], total)

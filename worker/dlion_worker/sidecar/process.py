@@ -48,7 +48,7 @@ class Sidecar:
         self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
     ) -> None:
         self._config, self._job = config, job
-        self._identity = next(w for w in job.workers() if w.rank == config.rank)
+        self._identity = job.worker(config.rank)
         self._metrics_address = (metrics_host, metrics_port)
         self._director = Director(job, config.rank)
         self._endpoint: MeasuringEndpoint | None = None
@@ -228,7 +228,7 @@ class Sidecar:
         metrics = SidecarMetrics(
             job=self._job.key,
             site=self._identity.site,
-            sites={worker.rank: worker.site for worker in self._job.workers()},
+            site_of=lambda rank: self._job.worker(rank).site,
             read=self._reading,
         )
         server, _ = serve_metrics(metrics, host=host, port=port)

@@ -168,7 +168,7 @@ class Roster:
         )
         worker.leave()
         self._connections.died(rank, "the peer's process has ended")
-        self._note(self._job.workers()[rank], MemberState.LOST, self._incarnation(rank))
+        self._note(self._job.worker(rank), MemberState.LOST, self._incarnation(rank))
         self._tell_membership()
         if absence.comes_s is None:
             self._lost_for_good.add(rank)
@@ -188,7 +188,7 @@ class Roster:
         return ""
 
     def _come(self, rank: Rank) -> None:
-        identity = self._job.workers()[rank]
+        identity = self._job.worker(rank)
         incarnation = 1 + self._incarnation(rank)
         before = self.workers.get(rank)
         worker = self._build(identity, incarnation)

@@ -109,7 +109,7 @@ class Companions:
     def _watch(self) -> FolderWatch:
         return FolderWatch(
             self._job,
-            self._job.workers()[self._config.rank],
+            self._job.worker(self._config.rank),
             data_root=Path(self._config.data_root),
             data=self._data,
             stream=self._stream,

@@ -92,11 +92,10 @@ class Entrance:
         return joined >= workers and linked >= set(self._neighbours())
 
     def _enough_sites(self) -> bool:
-        sites = {worker.rank: worker.site for worker in self._job.workers()}
         membership, there = self._membership(), self._inbox.linked
         if self._neighbours is not None and membership is not None:
             there = {member.identity.rank for member in membership.ready()}
-        return len({sites[rank] for rank in there}) + 1 >= self._job.spec.min_sites
+        return len({self._job.worker(rank).site for rank in there}) + 1 >= self._job.spec.min_sites
 
     def _of_the_furthest(self) -> StateSnapshot | None:
         """At a barrier all start from equal weights; else only who has none takes others'."""

@@ -147,7 +147,7 @@ class Finale:
         about, state = choose_model(
             self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
         )
-        site = self._job.workers()[self._rank].site
+        site = self._job.worker(self._rank).site
         folder = keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
         self._reporter.event(
             EventReason.MODEL_SAVED,
@@ -170,7 +170,6 @@ def choose_model(
     averaged_accuracy = accuracy_of(averaged)
     best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
     is_averaged = averaged_accuracy >= accuracies[best.rank]
-    sites = {worker.rank: worker.site for worker in job.workers()}
     about = SavedModel(
         model="averaged" if is_averaged else f"replica {best.rank}",
         accuracy=max(averaged_accuracy, accuracies[best.rank]),
@@ -179,7 +178,7 @@ def choose_model(
         best_replica_accuracy=accuracies[best.rank],
         mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
         ranks=tuple(replica.rank for replica in replicas),
-        sites=tuple(sorted({sites[replica.rank] for replica in replicas})),
+        sites=tuple(sorted({job.worker(replica.rank).site for replica in replicas})),
         samples=sum(replica.samples for replica in replicas),
         stop_reason=stop_reason,
     )
@@ -219,10 +218,10 @@ def take_leave(exchange: Exchange, inbox: Inbox, reason: str, iteration: int) ->
 
 def site_leads(job: Job, alive: set[Rank], *, saved_by: Collection[Rank] = ()) -> set[Rank]:
     """The lowest living rank of every site whose model has not been saved yet."""
-    done = {worker.site for worker in job.workers() if worker.rank in saved_by}
+    done = {job.worker(rank).site for rank in saved_by}
     leads: dict[str, Rank] = {}
-    for worker in job.workers():
-        if worker.rank in alive and worker.site not in done:
+    for worker in map(job.worker, sorted(alive)):
+        if worker.site not in done:
             leads.setdefault(worker.site, worker.rank)
     return set(leads.values())
 

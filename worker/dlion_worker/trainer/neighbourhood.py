@@ -61,8 +61,9 @@ class Neighbourhood:
         """`regrouped`: neighbours are others from now on; from any thread."""
         self._job, self._config, self._exchange = job, config, exchange
         self._membership, self._clock_s = membership, clock_s
-        self._rank = job.workers()[config.rank].rank
-        self._sites = {worker.rank: worker.site for worker in job.workers()}
+        self._rank = config.rank
+        workers = {job.worker(config.rank), *job.workers()}
+        self._sites = {worker.rank: worker.site for worker in workers}
         self._changing = threading.RLock()
         self._regrouped = regrouped
         self._grouping: Grouping | None = None

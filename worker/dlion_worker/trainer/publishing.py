@@ -74,7 +74,7 @@ class Publisher:
         self._replica = replica
         self._peers = peers
         self._x, self._y = _judged(held_out, job)
-        site = job.workers()[rank].site
+        site = job.worker(rank).site
         self._folder = results_dir / "models" / str(site)
         self._report = report
         self._writing = threading.Lock()
@@ -132,7 +132,6 @@ class Publisher:
         own_accuracy, averaged_accuracy = self._accuracy(own.state), self._accuracy(averaged)
         is_averaged = averaged_accuracy >= own_accuracy
         ranks = tuple(sorted(replica.rank for replica in replicas))
-        sites = {worker.rank: str(worker.site) for worker in self._job.workers()}
         about = SavedModel(
             model="averaged" if is_averaged else f"replica {own.rank}",
             accuracy=max(own_accuracy, averaged_accuracy),
@@ -141,7 +140,7 @@ class Publisher:
             best_replica_accuracy=own_accuracy,
             mean_replica_accuracy=own_accuracy,
             ranks=ranks,
-            sites=tuple(sorted({sites[rank] for rank in ranks})),
+            sites=tuple(sorted({str(self._job.worker(rank).site) for rank in ranks})),
             samples=sum(replica.samples for replica in replicas),
             stop_reason=STILL_TRAINING,
         )

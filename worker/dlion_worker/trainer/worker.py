@@ -56,7 +56,7 @@ class Worker:
         self._job = job
         self._rank = Rank(config.rank)
         self._signals = signals
-        self._identity = job.workers()[config.rank]
+        self._identity = job.worker(self._rank)
         self._progress = JobProgress()
         self._incarnation = next_incarnation(config.state_dir)
         self._closing = ExitStack()

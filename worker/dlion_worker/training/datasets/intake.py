@@ -23,7 +23,7 @@ from dlion_worker.training.datasets.dataset import (
     checked,
 )
 from dlion_worker.training.datasets.decoding import fault_of
-from dlion_worker.training.datasets.partition import Indices, partition
+from dlion_worker.training.datasets.partition import Indices, partition, place_of
 from dlion_worker.training.datasets.sources import ArraySource, Source
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Intake:
                 seed=seed,
                 allow_empty=True,
             )
-            index = index[parts[self._identity.rank]]
+            index = index[parts[place_of(self._identity, self._job.workers())]]
         own_seed = [*seed, self._identity.rank]
         return index[selection.thinned(labels[index], spec.keep_fraction, seed=own_seed)]
 

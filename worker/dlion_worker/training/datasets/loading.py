@@ -17,7 +17,7 @@ from dlion_worker.training.datasets import named, npz, opening, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
 from dlion_worker.training.datasets.intake import load_watched
 from dlion_worker.training.datasets.opened_once import OpenedOnce
-from dlion_worker.training.datasets.partition import partition
+from dlion_worker.training.datasets.partition import partition, place_of
 from dlion_worker.training.datasets.sources import ArraySource, Source
 from dlion_worker.training.programs.program import Program, user_code
 
@@ -158,7 +158,7 @@ def _own_share(
         return own, len(own) * len(job.workers())
     share_out = partial(_shared_out, job, labels, class_count)
     parts, total = opened.get(("shares", source.name), share_out)
-    part = parts[identity.rank]
+    part = parts[place_of(identity, job.workers())]
     kept = selection.thinned(labels[part], spec.keep_fraction, seed=[seed, identity.rank])
     return part[kept], total
 
@@ -183,8 +183,8 @@ def _from_program(job: Job, identity: WorkerIdentity, program: Program) -> DataS
             f"program {program.name}: no data. Give trainer.dataset.name or path in the manifest, "
             "or load_data(split, site, worker_index) in the program"
         )
-    at_site = [w.rank for w in job.workers() if w.site == identity.site]
-    number = at_site.index(identity.rank)  # over the groups: no two workers get the same data
+    at_site = [worker for worker in job.workers() if worker.site == identity.site]
+    number = place_of(identity, at_site)  # over the groups: no two workers get the same data
     pairs = [
         _user_samples(program, split, str(identity.site), number) for split in ("train", "test")
     ]

@@ -51,6 +51,20 @@ def partition(
     return [np.sort(part) for part in parts]
 
 
+def place_of(worker: WorkerIdentity, workers: Sequence[WorkerIdentity]) -> int:
+    """Where in the parts of `partition` a worker's own samples are.
+
+    Parts are made once for a run. Whoever comes to a group that grows shares those of one that
+    was there: of its index modulo the count.
+    """
+    group = [
+        at
+        for at, other in enumerate(workers)
+        if (other.site, other.group) == (worker.site, worker.group)
+    ]
+    return group[worker.index % len(group)]
+
+
 def site_classes(
     spec: Dataset, workers: Sequence[WorkerIdentity], class_count: int
 ) -> Mapping[str, tuple[int, ...]]:

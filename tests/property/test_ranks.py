@@ -1,0 +1,107 @@
+"""Facts: ranks by group are one per worker and stand whatever any group's count becomes, here or in
+another site's manifest; rank and worker lead to each other, also for who is yet to come. Counted
+ranks have no gap, and both are the same for a job of one group.
+
+Left out: what uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_api.spec.bounds import MOST_WORKERS
+
+COUNTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def job_of(counts: list[list[int]], **exchange: str) -> Job:
+    """A job with so many workers in the groups of its sites."""
+    sites = [
+        {
+            "name": f"site-{at}",
+            "groups": [{"name": f"g{g}", "workers": n} for g, n in enumerate(groups)],
+        }
+        for at, groups in enumerate(counts)
+    ]
+    trainer = {
+        "program": {"builtin": "digits"},
+        "dataset": {"name": "digits"},
+        "stop": {"maxSteps": 1},
+    }
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "test"},
+            "spec": {"sites": sites, "trainer": trainer, "exchange": exchange},
+        }
+    )
+
+
+def scaled(job: Job, counts: list[list[int]]) -> Job:
+    sites = tuple(
+        replace(
+            site, groups=tuple(replace(g, workers=n) for g, n in zip(site.groups, its, strict=True))
+        )
+        for site, its in zip(job.spec.sites, counts, strict=True)
+    )
+    return replace(job, spec=replace(job.spec, sites=sites))
+
+
+@given(COUNTS, st.data())
+def test_ranks_by_group_stand_whatever_the_counts(
+    counts: list[list[int]], data: st.DataObject
+) -> None:
+    job = job_of(counts).with_room_to_grow()
+    others = data.draw(st.tuples(*(st.tuples(*[st.integers(1, 12)] * len(its)) for its in counts)))
+    other = scaled(job, [list(its) for its in others])
+    here = {worker.name: worker for worker in job.workers()}
+    there = {worker.name: worker for worker in other.workers()}
+    assert len(here) == sum(map(sum, counts))
+    assert [w.rank for w in job.workers()] == sorted({w.rank for w in job.workers()})
+    assert all(there[name] == worker for name, worker in here.items() if name in there)
+    for worker in there.values():  # the manifest here need not have it
+        assert job.worker(worker.rank) == worker
+        assert job.worker_at(worker.site, worker.group, worker.index) == worker
+
+
+@given(COUNTS)
+def test_counted_ranks_have_no_gap(counts: list[list[int]]) -> None:
+    job = job_of(counts)
+    workers = job.workers()
+    assert [worker.rank for worker in workers] == list(range(sum(map(sum, counts))))
+    assert [job.worker(worker.rank) for worker in workers] == list(workers)
+    assert [job.worker_at(w.site, w.group, w.index) for w in workers] == list(workers)
+    with pytest.raises(LookupError, match=f"allowed: 0 to {len(workers) - 1}"):
+        job.worker(Rank(len(workers)))
+
+
+@given(st.integers(1, 12))
+def test_in_a_job_of_one_group_both_are_the_same(count: int) -> None:
+    job = job_of([[count]])
+    assert job.workers() == job.with_room_to_grow().workers()
+
+
+def test_no_rank_is_beyond_the_largest_groups() -> None:
+    job = job_of([[1, 1], [1]]).with_room_to_grow()
+    last = job.worker(Rank(3 * MOST_WORKERS - 1))
+    assert (last.site, last.group, last.index) == ("site-1", "g0", MOST_WORKERS - 1)
+    for rank in (-1, 3 * MOST_WORKERS):
+        with pytest.raises(LookupError, match="allowed: 0 to"):
+            job.worker(Rank(rank))
+
+
+def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
+    job = job_of([[2]], topology="ring")
+    assert job.with_room_to_grow() == job
+    site = job.workers()[0].site
+    with pytest.raises(
+        LookupError, match="has 2 workers in group g0 of site site-0; allowed: 0 to 1"
+    ):
+        job.worker_at(site, "g0", 2)

@@ -1,0 +1,87 @@
+"""What the operator decides when a group's count changes while its run goes on.
+
+Proves: Jobs are patched in size alone, both counts together; a group grows beyond what the run
+began with and shrinks again, and every rank stands; where policy or topology has to know its
+workers beforehand, and in runs of an operator that counted ranks, a group grows back to what it
+had, and the status says so; who is no longer wanted counts no more. Left out: pods that really
+come and go (tests/local/test_pods, tests/cluster).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_api.spec import RANKS_ANNOTATION
+from dlion_operator.decisions import Decision, OpenRun, Patch
+from operator_world import World, dlion_job, ready_reason
+
+
+def training(groups: dict[str, int], **spec: Any) -> World:
+    world = World(dlion_job(groups, **spec))
+    world.make_jobs()
+    world.train()
+    world.look()
+    return world
+
+
+def scale(world: World, workers: int) -> Decision:
+    """The first group's count in the manifest; its Job follows."""
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = workers
+    decision = world.look()
+    for patch in patches(decision):
+        world.jobs["small"]["spec"] |= patch
+    return decision
+
+
+def patches(decision: Decision) -> list[dict[str, Any]]:
+    return [a.patch["spec"] for a in decision.actions if isinstance(a, Patch)]
+
+
+def ranks(decision: Decision) -> dict[str, int]:
+    (opened,) = [a for a in decision.actions if isinstance(a, OpenRun)]
+    return {f"{w.group}-{w.index}": w.rank for w in opened.workers}
+
+
+def test_a_group_grows_and_shrinks_in_mid_run_and_ranks_stand() -> None:
+    world = training({"small": 2, "large": 1})
+    before = ranks(world.look())
+    assert before == {"small-0": 0, "large-0": 1, "small-1": 2}
+    grown = scale(world, 4)
+    assert patches(grown) == [{"parallelism": 4, "completions": 4}]
+    assert ranks(grown) == {**before, "small-2": 4, "small-3": 6}
+    assert grown.status is not None
+    assert grown.status["readyWorkers"] == "3/5"
+    world.train(ready=5)
+    assert ready_reason(world.look()) == ("Training", "5 workers train")
+    shrunk = scale(world, 2)
+    assert patches(shrunk) == [{"parallelism": 2, "completions": 2}]
+    assert ranks(shrunk) == before
+    assert shrunk.status is not None
+    assert shrunk.status["readyWorkers"] == "3/3"
+    assert patches(scale(world, 2)) == []
+
+
+@pytest.mark.parametrize(
+    "exchange", [{"topology": "ring"}, {"policy": "hop"}, {"policy": "of-somebody"}]
+)
+def test_where_workers_must_be_known_beforehand_a_group_grows_back_at_most(
+    exchange: dict[str, str],
+) -> None:
+    world = training({"small": 4, "large": 1}, exchange=exchange)
+    fewer = scale(world, 2)
+    assert ranks(fewer) == {"small-0": 0, "small-1": 1, "large-0": 4}
+    assert patches(scale(world, 9)) == [{"parallelism": 4, "completions": 4}]
+    reason, message = ready_reason(world.look())
+    assert reason == "Training"
+    assert "group small: 9 workers wanted, 4 is what this run began with" in message
+
+
+def test_a_run_that_counted_its_ranks_goes_on_with_them() -> None:
+    """Its pods were told so by an earlier operator."""
+    world = training({"small": 4, "large": 1})
+    for job in world.jobs.values():
+        del job["metadata"]["annotations"][RANKS_ANNOTATION]
+    assert ranks(scale(world, 2)) == {"small-0": 0, "small-1": 1, "large-0": 4}
+    assert patches(scale(world, 9)) == [{"parallelism": 4, "completions": 4}]
