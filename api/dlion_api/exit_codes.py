@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69  # a peer or the coordinator is not there; restarted
     STORAGE = 74  # disk full or not writable
     DIVERGED = 75  # loss or weights are no longer finite
+    RESTARTS = 76  # a pod's trainer ended more often than maxRestarts allows
     DENIED = 77  # the cluster refuses it: a right is missing, credentials, or a conflict
     DEADLINE = 124  # the run took longer than the manifest's activeDeadlineSeconds
     INTERRUPTED = 130  # SIGINT or SIGTERM; everything was put in order first
@@ -33,6 +34,6 @@ class ExitCode(IntEnum):
 
 _FATAL = frozenset(
     {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
-     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.DENIED, ExitCode.DEADLINE,
-     ExitCode.INTERRUPTED}
+     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.RESTARTS, ExitCode.DENIED,
+     ExitCode.DEADLINE, ExitCode.INTERRUPTED}
 )  # fmt: skip

@@ -5,22 +5,23 @@ Called by `decide`; knows nothing of what is done about it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dlion_api.cluster_names import GROUP_LABEL
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import Reason
-from dlion_operator.observed import Observed, PodView, RunView, Trouble
+from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
+from dlion_operator.observed import Observed, RunView, Trouble
 from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
 
-STUCK_AFTER = timedelta(seconds=60)
-"""A pod that cannot start for so long is said to be stuck; it is still tried on."""
 MOST_NAMED = 5
 
 _REASON_OF_EXIT = {
     ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
     ExitCode.SPEC: Reason.INVALID_SPEC,
+    ExitCode.RESTARTS: Reason.RESTARTS_EXCEEDED,
 }
 
 
@@ -31,19 +32,19 @@ def standing(run: Run, seen: Observed) -> Finding:
         # Workers leave one after the other: nobody is lost.
         return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")
     if view.training:
-        return _training(run, view)
+        return _training(run, view, seen.now)
     if podless := _podless(run, seen.now):
         words = _joined([trouble.message for trouble in podless])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
-    if troubles := _troubles(run):
+    if troubles := _troubles(run, view, seen.now):
         words = _joined([trouble.message for trouble in troubles])
-        if _is_stuck(run, seen.now):
+        if _is_stuck(run, view, seen.now):
             return Finding(Situation.STUCK, troubles[0].reason, words)
         return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
     return _starting(run, view)
 
 
-def _training(run: Run, view: RunView) -> Finding:
+def _training(run: Run, view: RunView, now: datetime) -> Finding:
     sites = [site for site, count in view.ready.items() if count]
     quorum = run.job.spec.min_sites
     if len(sites) < quorum:
@@ -54,7 +55,7 @@ def _training(run: Run, view: RunView) -> Finding:
     there = sum(view.ready.values()) - here
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
-        words += [trouble.message for trouble in _troubles(run)]
+        words += [trouble.message for trouble in _troubles(run, view, now)]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
@@ -74,8 +75,11 @@ def _starting(run: Run, view: RunView) -> Finding:
     return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
 
 
-def _troubles(run: Run) -> list[Trouble]:
-    return [trouble for pod in (*run.pods, *run.keepers) if (trouble := pod.trouble())]
+def _troubles(run: Run, view: RunView, now: datetime) -> list[Trouble]:
+    """What keeps pods from running, and workers from joining."""
+    starting = [pod.trouble() or delay(pod, now) for pod in (*run.pods, *run.keepers)]
+    running = [silence(pod, f"{run.site}/{pod.worker}", view, now) for pod in run.pods]
+    return [trouble for trouble in (*starting, *running) if trouble]
 
 
 def _podless(run: Run, now: datetime) -> list[Trouble]:
@@ -91,12 +95,10 @@ def _podless(run: Run, now: datetime) -> list[Trouble]:
     return troubles
 
 
-def _is_stuck(run: Run, now: datetime) -> bool:
-    return any(pod.trouble() and _is_old(pod, now) for pod in (*run.pods, *run.keepers))
-
-
-def _is_old(pod: PodView, now: datetime) -> bool:
-    return pod.made_at is not None and now - pod.made_at >= STUCK_AFTER
+def _is_stuck(run: Run, view: RunView, now: datetime) -> bool:
+    pods = [pod for pod in run.pods if is_old(pod, now)]
+    keepers = [pod for pod in run.keepers if is_old(pod, now)]
+    return bool(_troubles(replace(run, pods=pods, keepers=keepers), view, now))
 
 
 def verdict(run: Run, seen: Observed) -> Finding:

@@ -5,6 +5,7 @@ Pure views over documents of the API; made by `reconcile`, read by `decide`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ class RunView:
     """How long it has served this run."""
     ready: Mapping[SiteName, int] = field(default_factory=dict)
     """Workers that have joined and are there, by site."""
+    away_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since a worker was seen to be there, by its name; those never seen are missing."""
     training: bool = False
     stop_reason: str = ""
     """Why the run is to end, or has ended; empty: it goes on."""
@@ -227,6 +230,19 @@ class PodView:
         }
         return {"phase": "Failed", "conditions": [*others, lost]}
 
+    def condition(self, type_: str) -> Document:
+        """That condition; empty where it has none."""
+        return next(self._conditions(type_), {})
+
+    @property
+    def runs_since(self) -> datetime | None:
+        """When its trainer's container was started; None: it does not run."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                running = (status.get("state") or {}).get("running") or {}
+                return moment(running.get("startedAt"))
+        return None
+
     def trouble(self) -> Trouble | None:
         """Why it does not run, where waiting alone may not help."""
         if self.deleted_at is not None or self.phase in ("Succeeded", "Failed"):
@@ -271,20 +287,36 @@ class PodView:
         if code is None:
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
+        lines = self._last_lines()
+        often = ""
+        if code == ExitCode.RESTARTS and (given_up := _given_up(lines)) is not None:
+            code, restarts = given_up
+            often = f" after {restarts} restarts (maxRestarts)"
         hint = KILLED_HINT if code == KILLED else ""
-        return f"{self.worker}: trainer ended with {exit_words(code)}{hint}{self._last_words()}"
+        own = [line for line in lines if not line.startswith("{")]
+        last = f": {own[-1][:LAST_WORDS_LENGTH]}" if own else ""
+        return f"{self.worker}: trainer ended with {exit_words(code)}{often}{hint}{last}"
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> list[str]:
+        """What its trainer and the supervisor, in JSON, said last."""
         for status in self._status.get("containerStatuses") or ():
             ended = (status.get("state") or {}).get("terminated") or {}
-            if status.get("name") == names.TRAINER_CONTAINER and ended.get("message"):
-                lines = [
-                    line
-                    for line in str(ended["message"]).splitlines()
-                    if line.strip() and not line.startswith("{")  # the supervisor's own
-                ]
-                return f": {lines[-1][:LAST_WORDS_LENGTH]}" if lines else ""
-        return ""
+            if status.get("name") == names.TRAINER_CONTAINER:
+                text = str(ended.get("message") or "")
+                return [line for line in text.splitlines() if line.strip()]
+        return []
+
+
+def _given_up(lines: list[str]) -> tuple[int, int] | None:
+    """The trainer's last exit code and its restarts, as the supervisor gave up on it."""
+    for line in reversed(lines):
+        try:
+            said = json.loads(line)
+            if said["supervisor"] == "giving up":
+                return int(said["code"]), int(said["restarts"])
+        except (ValueError, TypeError, LookupError):
+            continue
+    return None
 
 
 def exit_words(code: int) -> str:

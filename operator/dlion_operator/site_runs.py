@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dlion_api.names import JobKey, WorkerIdentity
@@ -37,6 +37,8 @@ class _Served:
     target: TargetWatch
     opened_s: float
     stop_reason: str = ""
+    seen_s: dict[str, float] = field(default_factory=dict)
+    """When each worker was there last."""
 
 
 class SiteRuns:
@@ -119,9 +121,12 @@ class SiteRuns:
             return None
         membership = self._server.membership(run)
         ready = Counter(member.identity.site for member in membership.ready())
+        now_s = time.monotonic()
+        served.seen_s |= {member.identity.name: now_s for member in membership.ready()}
         return RunView(
-            open_s=time.monotonic() - served.opened_s,
+            open_s=now_s - served.opened_s,
             ready=ready,
+            away_s={name: now_s - seen_s for name, seen_s in served.seen_s.items()},
             training=served.progress.training,
             stop_reason=served.progress.stop_reason or served.stop_reason,
             trainer_status=served.progress.trainer_status(as_kubernetes(datetime.now(UTC))),

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
     CONTAINER_BROKEN = "ContainerBroken"
+    NOT_JOINING = "NotJoining"
 
 
 class State(StrEnum):

@@ -78,7 +78,7 @@ def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: Exit, code:
 
 def test_exactly_the_documented_codes_are_fatal() -> None:
     fatal = {code for code in range(256) if Exit(code=code).fatal}
-    assert fatal == {0, 2, 65, 66, 67, 74, 75, 77, 124, 130}
+    assert fatal == {0, 2, 65, 66, 67, 74, 75, 76, 77, 124, 130}
     assert not any(Exit(signal=number).fatal for number in range(1, 65))
 
 
@@ -118,3 +118,10 @@ def test_a_signal_between_two_starts_ends_it_at_once() -> None:
     supervision = running()
     supervision.handle(CRASH, 1.0)
     assert acts(supervision.handle(Signalled(signal.SIGTERM), 1.5)) == [End(ExitCode.INTERRUPTED)]
+
+
+def test_in_a_pod_used_up_restarts_have_a_code_of_their_own() -> None:
+    supervision = Supervision(max_restarts=0, grace_s=4.0, given_up_code=ExitCode.RESTARTS)
+    supervision.handle(Began(), 0.0)
+    killed = Exited(Exit(signal=signal.SIGKILL))
+    assert acts(supervision.handle(killed, 1.0)) == [End(ExitCode.RESTARTS)]

@@ -79,8 +79,10 @@ def _trainer(pod: Pod, host: str, options: argparse.Namespace) -> list[str]:
     path = below(pod.root, names.SHARED_DIR) / "trainer.json"
     config.save(path)
     _LOG.info("worker %s of %s, rank %d", pod.worker().name, pod.job.key, config.rank)
-    grace = str(options.grace_s)
-    return ["-m", "dlion_worker.supervisor", "--config", str(path), "--grace-s", grace]
+    flags = ["--config", str(path), "--grace-s", str(options.grace_s)]
+    # Kubernetes is to start no other pod, which would count restarts from none again.
+    flags += ["--given-up-code", str(ExitCode.RESTARTS.value)]
+    return ["-m", "dlion_worker.supervisor", *flags]
 
 
 def _sidecar(pod: Pod, host: str) -> list[str]:

@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.SPEC
     trainer = [sys.executable, "-m", "dlion_worker.trainer", "--config", options.config]
     command = options.command or trainer
-    supervision = Supervision(max_restarts=max_restarts, grace_s=options.grace_s)
+    supervision = Supervision(
+        max_restarts=max_restarts, grace_s=options.grace_s, given_up_code=options.given_up_code
+    )
     return SupervisorProcess(command, supervision).run()
 
 
@@ -50,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-restarts", type=int, help="instead of the manifest's spec.maxRestarts"
+    )
+    parser.add_argument(
+        "--given-up-code",
+        type=int,
+        help="ends with this when the restarts are used up; default: with the trainer's last code",
     )
     parser.add_argument(
         "--command",

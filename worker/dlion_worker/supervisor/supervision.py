@@ -110,14 +110,20 @@ class State(StrEnum):
 
 
 class Supervision:
-    """One child's life, over its restarts. `max_restarts` counts all of them, not only in a row."""
+    """One child's life, over its restarts. `max_restarts` counts all of them, not only in a row.
 
-    def __init__(self, *, max_restarts: int, grace_s: float) -> None:
+    `given_up_code`: what it ends with when these are used up; None: with the child's last code.
+    """
+
+    def __init__(
+        self, *, max_restarts: int, grace_s: float, given_up_code: int | None = None
+    ) -> None:
         self.due_s: float | None = None
         """When `TimeCame` is to be handed in; None: not at all."""
         self.state = State.WAITING
         self._max_restarts = max_restarts
         self._grace_s = grace_s
+        self._given_up_code = given_up_code
         self._restarts = 0
         self._backoff_s = FIRST_BACKOFF_S
         self._started_s = 0.0
@@ -151,7 +157,8 @@ class Supervision:
             return (told, self._end(exit_.as_code))
         if self._restarts >= self._max_restarts:
             given_up = Tell("giving up", {"restarts": self._restarts, "code": exit_.as_code})
-            return (told, given_up, self._end(exit_.as_code))
+            code = self._given_up_code
+            return (told, given_up, self._end(exit_.as_code if code is None else code))
         if lived_s >= HEALTHY_S:
             self._backoff_s = FIRST_BACKOFF_S
         wait_s = self._backoff_s

@@ -1,0 +1,54 @@
+"""Pods that take too long, though nobody says that they cannot start. Pure.
+
+Called by `findings`. Each has a moment after which waiting alone is no advice any more.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from dlion_api.status import Reason
+from dlion_operator.observed import PodView, RunView, Trouble
+
+STUCK_AFTER = timedelta(seconds=60)
+"""A pod that cannot start for so long is said to be stuck; it is still tried on."""
+STARTED_WITHIN = timedelta(minutes=10)
+"""A large image over a slow link takes minutes; nothing tells it from what never comes."""
+JOINED_WITHIN = timedelta(minutes=5)
+"""From its container's start: TensorFlow's import and the data on a small machine."""
+
+
+def delay(pod: PodView, now: datetime) -> Trouble | None:
+    """Why a pod that nobody refuses does not run yet; None: it runs, or may soon."""
+    if pod.phase != "Pending" or pod.deleted_at is not None or not is_old(pod, now):
+        return None
+    look = f"`kubectl describe pod {pod.name}` says why"
+    scheduled = pod.condition("PodScheduled")
+    if scheduled.get("status") != "True":
+        if scheduled.get("reason") == "SchedulingGated":
+            return None  # somebody holds it back, and will let it go
+        return Trouble(Reason.UNSCHEDULABLE, f"{pod.worker}: no scheduler has placed it; {look}")
+    if pod.condition("PodReadyToStartContainers").get("status") == "False":
+        words = f"{pod.worker}: its volumes or its network are not there; {look}"
+        return Trouble(Reason.CONTAINER_BROKEN, words)
+    if pod.made_at is not None and now - pod.made_at >= STARTED_WITHIN:
+        minutes = STARTED_WITHIN.total_seconds() / 60
+        words = f"{pod.worker}: its node has not started it in {minutes:.0f} minutes; {look}"
+        return Trouble(Reason.CONTAINER_BROKEN, words)
+    return None
+
+
+def is_old(pod: PodView, now: datetime) -> bool:
+    """Whether a pod that cannot start should have started by now."""
+    return pod.made_at is not None and now - pod.made_at >= STUCK_AFTER
+
+
+def silence(pod: PodView, name: str, view: RunView, now: datetime) -> Trouble | None:
+    """That a pod runs, and its worker (of that name) does not come to the run; None: it does."""
+    if pod.phase != "Running" or pod.deleted_at is not None or pod.runs_since is None:
+        return None
+    unseen = timedelta(seconds=view.away_s.get(name, view.open_s))
+    if min(unseen, now - pod.runs_since) < JOINED_WITHIN:
+        return None
+    words = f"{pod.worker}: runs and does not join; `kubectl logs {pod.name} -c trainer` says why"
+    return Trouble(Reason.NOT_JOINING, words)

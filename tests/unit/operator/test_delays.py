@@ -1,0 +1,129 @@
+"""Pods about which nobody complains and of which nothing comes.
+
+Proves: a pod that no scheduler takes, whose volumes or network do not come, or that its node does
+not start, is said to be stuck after its time and not before, with the command that tells more; one
+that somebody holds back is not; a worker whose pod runs and that does not join is named, also while
+others train, and not while it may still be importing, nor when the operator has just started; used
+up restarts are told with what the trainer ended with. Left out: what says itself that it cannot
+start (test_decide); that a kubelet writes such conditions (tests/cluster).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dlion_api.names import SiteName
+from dlion_operator.observed import RunView
+from operator_world import World, dlion_job, ready_reason, stamp, truths
+
+PLACED = {"type": "PodScheduled", "status": "True"}
+NO_SANDBOX = {"type": "PodReadyToStartContainers", "status": "False"}
+POD = "digits-small-"
+
+
+def world_of(**spec: Any) -> World:
+    """Two workers' pods."""
+    world = World(dlion_job({"small": 2}, **spec))
+    world.look()
+    world.make_jobs()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("conditions", "after_s", "reason", "words"),
+    [
+        ([], 60, "Unschedulable", "no scheduler has placed it"),
+        ([PLACED, NO_SANDBOX], 60, "ContainerBroken", "its volumes or its network are not there"),
+        ([PLACED], 600, "ContainerBroken", "its node has not started it in 10 minutes"),
+    ],
+)
+def test_nothing_stays_starting_for_ever(
+    conditions: list[dict[str, str]], after_s: float, reason: str, words: str
+) -> None:
+    world = world_of()
+    world.pods["small-1"]["status"] = {
+        "phase": "Pending",
+        "conditions": conditions,
+        "containerStatuses": [
+            {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+        ],
+    }
+    world.pass_by(after_s - 1)
+    early = world.look()
+    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
+    world.pass_by(1)
+    late = world.look()
+    said, message = ready_reason(late)
+    assert (said, truths(late)["Stalled"], truths(late)["Failed"]) == (reason, "True", "False")
+    assert message.startswith(f"small-1: {words}; `kubectl describe pod {POD}")
+
+
+def test_a_pod_that_somebody_holds_back_is_waited_for() -> None:
+    world = world_of()
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    world.pods["small-1"]["status"] = {"phase": "Pending", "conditions": [gated]}
+    world.pass_by(3600)
+    assert truths(world.look())["Stalled"] == "False"
+
+
+def run_in_containers(world: World) -> None:
+    for pod in world.pods.values():
+        running = {"running": {"startedAt": stamp(world.now)}}
+        pod["status"] = {
+            "phase": "Running", "containerStatuses": [{"name": "trainer", "state": running}]
+        }  # fmt: skip
+
+
+def joined(*names: str, open_s: float = 3600.0, **more: Any) -> RunView:
+    ready = {SiteName("plant-a"): len(names)} if names else {}
+    away_s = {f"plant-a/{name}": 0.0 for name in names}
+    return RunView(open_s=open_s, ready=ready, away_s=away_s, **more)
+
+
+def test_a_worker_that_runs_and_never_joins_is_named() -> None:
+    world = world_of()
+    run_in_containers(world)
+    world.run = joined("small-0")
+    world.pass_by(299)
+    assert truths(world.look())["Stalled"] == "False"
+    world.pass_by(1)
+    stuck = world.look()
+    reason, message = ready_reason(stuck)
+    assert (reason, truths(stuck)["Stalled"]) == ("NotJoining", "True")
+    assert message.startswith(f"small-1: runs and does not join; `kubectl logs {POD}")
+    world.run = joined("small-0", open_s=299.0)  # the operator has just started
+    assert truths(world.look())["Stalled"] == "False"
+
+
+def test_while_others_train_who_does_not_join_is_named_too() -> None:
+    world = world_of()
+    run_in_containers(world)
+    world.pass_by(600)
+    world.run = joined("small-0", training=True)
+    reason, message = ready_reason(world.look())
+    assert reason == "PeersLost"
+    assert "small-1: runs and does not join" in message
+    world.run.away_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
+    assert "does not join" not in ready_reason(world.look())[1]
+
+
+def test_used_up_restarts_are_told_with_what_the_trainer_ended_with() -> None:
+    world = world_of()
+    world.train()
+    world.end("small", failed="0,1", exit_code=76)
+    words = (
+        "Killed\n"
+        '{"time": "now", "supervisor": "exited", "signal": "SIGKILL"}\n'
+        '{"time": "now", "supervisor": "giving up", "restarts": 10, "code": 137}\n'
+    )
+    world.fail("small", 0, 76, words)
+    world.now += timedelta(seconds=5)
+    reason, message = ready_reason(world.look())
+    assert reason == "RestartsExceeded"
+    assert (
+        "small-0: trainer ended with 137 (signal 9) after 10 restarts (maxRestarts), most often for"
+        " want of memory (resources.limits.memory): Killed" in message
+    )
