@@ -87,6 +87,8 @@ class Notice:
     reason: str
     message: str
     type: Literal["Normal", "Warning"] = "Normal"
+    count: int = 1
+    """How often it has happened since it was told last."""
 
 
 @dataclass(frozen=True)

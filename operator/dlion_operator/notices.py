@@ -67,7 +67,7 @@ class Notices:
             "reportingComponent": MANAGER,
             "firstTimestamp": at,
             "lastTimestamp": at,
-            "count": 1,
+            "count": notice.count,
         }
         try:
             await self._cluster.create(event)

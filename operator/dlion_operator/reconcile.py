@@ -23,6 +23,7 @@ from dlion_operator.decisions import (
     CloseRun,
     Decision,
     FinishRun,
+    Notice,
     OpenRun,
     StopRun,
 )
@@ -64,6 +65,10 @@ class Runs(Protocol):
 
     def view(self, run: JobKey) -> RunView | None:
         """What is known of it; None: it is not served."""
+        ...
+
+    def news(self, run: JobKey) -> tuple[Notice, ...]:
+        """What its workers have told that is to be posted now; it is not given again."""
         ...
 
     def authority_pem(self) -> str:
@@ -124,6 +129,8 @@ class Reconciler:
             decision = decide(self._observed(document, memory), self._settings)
             await self._carry_out(decision, document, memory, making=False)
         again_s = await self._tell(decision, document, memory)
+        for notice in self._runs.news(_key(document)):
+            await self._notices.post(document, notice)
         if memory.refused is not None and memory.refused.forbidden:
             memory.refused = None  # it is tried again then
             return FORBIDDEN_AGAIN_S
@@ -156,14 +163,13 @@ class Reconciler:
             for pod in self._store.of_job(Kind.POD, name)
             if job_uids & set(_owners(pod)) or _is_keeper(pod)
         ]
-        run_id = str((document.get("spec") or {}).get("runId", ""))
         return Observed(
             document=document,
             jobs=jobs,
             pods=pods,
             now=self._now(),
             authority_pem=self._runs.authority_pem(),
-            run=self._runs.view(JobKey(name.namespace, name.name, run_id)),
+            run=self._runs.view(_key(document)),
             refused=memory.refused,
         )
 
@@ -171,10 +177,7 @@ class Reconciler:
         self, decision: Decision, document: Document, memory: _Memory, *, making: bool = True
     ) -> None:
         """`making`: whether objects are made, too; what is refused once is not tried at once."""
-        metadata = document["metadata"]
-        namespace, name = metadata["namespace"], metadata["name"]
-        run_id = str((document.get("spec") or {}).get("runId", ""))
-        key = JobKey(namespace, name, run_id)
+        key = _key(document)
         # Workers that train are served whatever the API server says of their objects.
         for action in decision.actions:
             match action:
@@ -185,10 +188,10 @@ class Reconciler:
                 case FinishRun(reason, succeeded):
                     self._runs.finish(key, reason, succeeded=succeeded)
                 case CloseRun():
-                    self._runs.close(namespace, name)
+                    self._runs.close(key.namespace, key.name)
                 case _:
                     pass
-        made = await memory.children.carry_out(decision.actions, namespace, making=making)
+        made = await memory.children.carry_out(decision.actions, key.namespace, making=making)
         for notice in made:
             await self._notices.post(document, notice)
 
@@ -216,6 +219,11 @@ class Reconciler:
             for notice in decision.notices:
                 await self._notices.post(document, notice)
         return decision.look_again_s
+
+
+def _key(document: Document) -> JobKey:
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
 
 
 def _is_keeper(pod: Document) -> bool:

@@ -19,11 +19,13 @@ from dlion_api.spec import Job
 from dlion_operator.authority import Authority
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import TokenVerifier
+from dlion_operator.decisions import Notice
 from dlion_operator.observed import RunView
 from dlion_operator.progress import RunProgress
 from dlion_operator.statuses import as_kubernetes
 from dlion_operator.store import ObjectName
 from dlion_operator.target import TargetWatch
+from dlion_operator.worker_news import WorkerNews
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class _Served:
     workers: tuple[WorkerIdentity, ...]
     progress: RunProgress
     target: TargetWatch
+    news: WorkerNews
     opened_s: float
     stop_reason: str = ""
     seen_s: dict[str, float] = field(default_factory=dict)
@@ -69,7 +72,9 @@ class SiteRuns:
         self._close_but(key, key.namespace, key.name)
         ranks = [worker.rank for worker in workers]
         target = TargetWatch(job.spec.trainer.stop.target_accuracy, ranks)
-        self._served[key] = _Served(workers, RunProgress(job), target, time.monotonic())
+        self._served[key] = _Served(
+            workers, RunProgress(job), target, WorkerNews(workers), time.monotonic()
+        )
         self._served[key].progress.expect(workers)
         is_open = job.spec.tls.mode == "Disabled"
         self._server.open(
@@ -99,6 +104,7 @@ class SiteRuns:
         served.workers = workers
         self._server.expect(run, workers)
         served.progress.expect(workers)
+        served.news.expect(workers)
         if reason := served.target.expect([worker.rank for worker in workers]):
             self.stop(run, reason)
 
@@ -134,6 +140,10 @@ class SiteRuns:
             links=served.progress.links(membership),
         )
 
+    def news(self, run: JobKey) -> tuple[Notice, ...]:
+        served = self._served.get(run)
+        return () if served is None else served.news.due(time.monotonic())
+
     def authority_pem(self) -> str:
         return self._server.authority_pem.decode()
 
@@ -153,6 +163,7 @@ class SiteRuns:
         if served is None:
             return
         served.progress.take(record)
+        served.news.take(record)
         if isinstance(record, EvaluationRecord) and (reason := served.target.take(record)):
             self.stop(key, reason)
         if isinstance(record, EventRecord):

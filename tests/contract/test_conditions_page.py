@@ -1,4 +1,5 @@
-"""docs/conditions.md names exactly the reasons of `dlion_api.status` and every condition.
+"""docs/conditions.md names exactly the reasons of `dlion_api.status`, every condition, and exactly
+the events that workers' records become.
 
 Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
 """
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 
 from dlion_api.status import ConditionType, Reason
+from dlion_operator.worker_news import BANDWIDTH_DROPPED, TOLD
 
 PAGE = (Path(__file__).parents[2] / "docs/conditions.md").read_text(encoding="utf-8")
 
@@ -17,6 +19,12 @@ def test_every_reason_is_explained_and_no_other() -> None:
     section = PAGE.partition("## Reasons of conditions\n")[2].partition("\nWhenever")[0]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     assert sorted(rows) == sorted(reason.value for reason in Reason)
+
+
+def test_every_event_of_workers_is_explained_and_no_other() -> None:
+    section = PAGE.partition("\nAnd what workers tell")[2]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
+    assert sorted(rows) == sorted([*TOLD.values(), BANDWIDTH_DROPPED])
 
 
 def test_every_condition_is_on_the_page() -> None:

@@ -28,6 +28,7 @@ from dlion_operator.cluster import (
     RefusedError,
     ServerError,
 )
+from dlion_operator.decisions import Notice
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RunView
 from dlion_operator.reconcile import Reconciler
@@ -114,6 +115,7 @@ class NoWorkers:
     def __init__(self) -> None:
         self.seen: RunView | None = None
         self.open_runs: list[JobKey] = []
+        self.told: tuple[Notice, ...] = ()
 
     def open(
         self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
@@ -128,6 +130,10 @@ class NoWorkers:
 
     def view(self, run: JobKey) -> RunView | None:
         return self.seen
+
+    def news(self, run: JobKey) -> tuple[Notice, ...]:
+        told, self.told = self.told, ()
+        return told
 
     def authority_pem(self) -> str:
         return "PEM"
@@ -394,3 +400,13 @@ def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
     posted = [r for r in site.cluster.requests if r[1] == "Event"]
     assert len(posted) == 3  # keeper and workers created, and starting
     assert site.status()["state"] == "Pending"
+
+
+def test_what_workers_tell_is_posted_with_its_count() -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.runs.told = (Notice("CheckpointSaved", "plant-a/small-0: iteration 7", count=3),)
+    site.look()
+    events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
+    told = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
+    assert told == [("plant-a/small-0: iteration 7", 3)]

@@ -1,0 +1,106 @@
+"""What workers tell becomes Kubernetes events, and how many of them.
+
+Proves: a reason is told at once, then with its count after pauses that double up to an hour and
+begin anew after an hour's silence, however many workers tell it; none is lost on the way; records
+that are no news make none; a link that falls to a quarter is told once, with both figures, and a
+short dip, a slow decline or a rise is not. Left out: that an API server takes them (tests/cluster).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.progress import EventRecord, LinkRecord
+from dlion_operator.worker_news import LONGEST_PAUSE_S, WorkerNews
+
+WORKERS = [WorkerIdentity(Rank(rank), SiteName("plant-a"), "small", rank) for rank in range(2)]
+MBIT = 1e6 / 8
+
+
+def event(reason: str = "CheckpointSaved", rank: int = 0, *, warning: bool = False) -> EventRecord:
+    return EventRecord(1.0, Rank(rank), 7, reason, "iteration 7", warning)
+
+
+def test_what_happens_once_is_told_at_once_and_once() -> None:
+    news = WorkerNews(WORKERS)
+    news.take(event("WorkerLost", rank=1, warning=True))
+    (told,) = news.due(100.0)
+    assert (told.reason, told.type, told.count) == ("PeerLost", "Warning", 1)
+    assert told.message == "plant-a/small-1: iteration 7"
+    assert news.due(101.0) == news.due(1e6) == ()
+
+
+def test_what_is_no_news_makes_no_event() -> None:
+    news = WorkerNews(WORKERS)
+    for reason in ("TrainerImported", "KnowledgeTransferred", "of-a-later-version"):
+        news.take(event(reason))
+    assert news.due(0.0) == ()
+
+
+def test_what_goes_on_is_told_ever_more_rarely_with_its_count() -> None:
+    news, told = WorkerNews(WORKERS), {}
+    for second in range(4 * 3600):
+        news.take(event(rank=second % 2))
+        for notice in news.due(float(second)):
+            told[second] = notice.count
+    assert list(told) == [0, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
+    assert sum(told.values()) == 10981
+    later = 10980.0 + 2 * LONGEST_PAUSE_S
+    assert news.due(later)  # what was left
+    news.take(event())
+    assert news.due(later + 59) == ()
+    assert news.due(later + 60)  # the pauses have begun anew
+
+
+@given(st.lists(st.tuples(st.sampled_from(["CheckpointSaved", "WorkerLost"]), st.floats(0, 900))))
+def test_nothing_is_lost_and_nobody_is_flooded(happened: list[tuple[str, float]]) -> None:
+    news, counted, posted = WorkerNews(WORKERS), 0, 0
+    now_s = 0.0
+    for reason, passed_s in happened:
+        now_s += passed_s
+        news.take(event(reason))
+        notices = news.due(now_s)
+        counted += sum(notice.count for notice in notices)
+        posted += len(notices)
+    counted += sum(notice.count for notice in news.due(now_s + 2 * LONGEST_PAUSE_S))
+    assert counted == len(happened)
+    assert posted <= 2 * (1 + now_s / 60)
+
+
+def link(time_s: float, mbit: float | None, peer: int = 1) -> LinkRecord:
+    rate = None if mbit is None else mbit * MBIT
+    return LinkRecord(time_s, Rank(0), Rank(peer), 1, 0, 0, 0, 0, None, rate, 0, True)
+
+
+def dropped(rates: Iterable[float | None]) -> list[str]:
+    """What is told of a link that carries so much, second by second."""
+    news = WorkerNews(WORKERS)
+    for second, mbit in enumerate(rates):
+        news.take(link(float(second), mbit))
+    return [notice.message for notice in news.due(0.0)]
+
+
+def test_a_link_that_collapses_is_told_once_with_both_figures() -> None:
+    steady = [20.0] * 60
+    assert dropped([None, *steady, *[5.0] * 60]) == [
+        "plant-a/small-0 to plant-a/small-1: 5 Mbit/s, 20 before"
+    ]
+
+
+def test_a_dip_a_slow_decline_and_a_rise_are_no_drop() -> None:
+    assert dropped([20.0] * 60 + [5.0] * 5 + [20.0] * 60) == []
+    assert dropped(20.0 * 0.996**second for second in range(600)) == []
+    assert dropped([5.0] * 60 + [20.0] * 60) == []
+
+
+def test_links_of_workers_that_the_run_does_not_have_are_not_kept() -> None:
+    news = WorkerNews(WORKERS)
+    for second in range(120):
+        news.take(link(float(second), 20.0 if second < 60 else 5.0, peer=9))
+    news.expect(WORKERS[:1])
+    news.take(link(200.0, 1.0))
+    assert news.due(0.0) == ()
