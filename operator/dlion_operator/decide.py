@@ -31,7 +31,7 @@ from dlion_operator.decisions import (
     Patch,
     StopRun,
 )
-from dlion_operator.findings import failure, standing, too_long, verdict, why_over
+from dlion_operator.findings import failure, hindered, standing, too_long, verdict, why_over
 from dlion_operator.observed import JobView, Observed, PodView, moment
 from dlion_operator.pod_security import restricted_violations
 from dlion_operator.runs import Run, groups_of
@@ -134,7 +134,7 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
     )
     if why := _why_stop(run, seen):
         actions = (*actions, StopRun(why))
-    finding = standing(run, seen)
+    finding = hindered(standing(run, seen), seen.hindrance)
     if _just_started(seen, finding, run):
         return Decision(actions, look_again_s=2.0)
     return _told(finding, seen, run_status(finding, run, seen), actions)

@@ -44,6 +44,16 @@ def standing(run: Run, seen: Observed) -> Finding:
     return _starting(run, view)
 
 
+def hindered(finding: Finding, hindrance: str) -> Finding:
+    """The same run, while the operator cannot do what it needs: who trains goes on training."""
+    if not hindrance:
+        return finding
+    words = _joined([f"cannot be kept up: {hindrance}; tried again", finding.message])
+    if finding.situation in (Situation.WAITING, Situation.STUCK):
+        return Finding(Situation.STUCK, Reason.UPKEEP_FAILING, words)
+    return replace(finding, message=words)
+
+
 def _training(run: Run, view: RunView, now: datetime) -> Finding:
     sites = [site for site, count in view.ready.items() if count]
     quorum = run.job.spec.min_sites

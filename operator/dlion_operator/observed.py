@@ -74,6 +74,8 @@ class Observed:
     run: RunView | None = None
     refused: Refusal | None = None
     """Of a child of this run, where the API server will not have it."""
+    hindrance: str = ""
+    """What has kept the operator for a while from doing what this job needs; empty: nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
+from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.carrying_out import Children
-from dlion_operator.cluster import Cluster, Document, Kind, RefusedError
+from dlion_operator.cluster import (
+    Cluster,
+    ConflictError,
+    Document,
+    Kind,
+    RefusedError,
+    ServerError,
+)
 from dlion_operator.decide import decide
 from dlion_operator.decisions import (
     CloseRun,
@@ -37,6 +46,8 @@ _LOG = logging.getLogger(__name__)
 
 TELEMETRY_EVERY_S = 10.0
 FORBIDDEN_AGAIN_S = 60.0
+FAILING_AFTER_S = 60.0
+"""Errors for so long are no passing matter: the job's status says so."""
 
 
 class Runs(Protocol):
@@ -84,6 +95,8 @@ class _Memory:
     children: Children
     refused: Refusal | None = None
     refused_generation: int = -1
+    failing_since_s: float | None = None
+    hindrance: str = ""
     status_written_s: float = field(default=float("-inf"))
 
 
@@ -128,6 +141,13 @@ class Reconciler:
             self._note_refusal(memory, document, error)
             decision = decide(self._observed(document, memory), self._settings)
             await self._carry_out(decision, document, memory, making=False)
+        except (ConflictError, ServerError) as error:
+            await self._tell_hindrance(error, document, memory)
+            raise
+        memory.failing_since_s = None
+        if memory.hindrance:
+            memory.hindrance = ""
+            decision = decide(self._observed(document, memory), self._settings)
         again_s = await self._tell(decision, document, memory)
         for notice in self._runs.news(_key(document)):
             await self._notices.post(document, notice)
@@ -153,6 +173,17 @@ class Reconciler:
         memory.refused = Refusal(str(error), forbidden=error.code in (403, 404))
         memory.refused_generation = int(document["metadata"].get("generation") or 0)
 
+    async def _tell_hindrance(self, error: DLionError, document: Document, memory: _Memory) -> None:
+        """Says in the status what goes on failing, if that at least can be written."""
+        now_s = self._monotonic_s()
+        if memory.failing_since_s is None:
+            memory.failing_since_s = now_s
+        if now_s - memory.failing_since_s >= FAILING_AFTER_S:
+            memory.hindrance = str(error)
+            with suppress(DLionError):
+                decision = decide(self._observed(document, memory), self._settings)
+                await self._tell(decision, document, memory)
+
     def _observed(self, document: Document, memory: _Memory) -> Observed:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
@@ -171,6 +202,7 @@ class Reconciler:
             authority_pem=self._runs.authority_pem(),
             run=self._runs.view(_key(document)),
             refused=memory.refused,
+            hindrance=memory.hindrance,
         )
 
     async def _carry_out(

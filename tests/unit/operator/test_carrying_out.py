@@ -347,6 +347,37 @@ def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
     assert len(site.cluster.writes()) == 5  # the ConfigMap was made before
 
 
+def test_what_goes_on_failing_is_said_in_the_status_and_taken_back() -> None:
+    site = Site(dlion_job())
+
+    def refuse(verb: str, _document: Document) -> None:
+        if verb == "apply":
+            raise ServerError("apply Service digits: 500: failed calling webhook")
+
+    site.cluster.refuse = refuse
+    for second, told in ((0.0, False), (59.0, False), (60.0, True)):
+        site.time_s = second
+        with pytest.raises(ServerError):
+            site.look()
+        assert (site.status().get("state") == "Pending") == told
+    conditions = {each["type"]: each for each in site.status()["conditions"]}
+    assert (conditions["Ready"]["reason"], conditions["Stalled"]["status"]) == (
+        "UpkeepFailing", "True"
+    )  # fmt: skip
+    assert "500: failed calling webhook; tried again" in conditions["Ready"]["message"]
+    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
+    with pytest.raises(ServerError):
+        site.look()
+    conditions = {each["type"]: each for each in site.status()["conditions"]}
+    assert (conditions["Ready"]["status"], conditions["Ready"]["reason"]) == ("True", "Training")
+    assert "failed calling webhook" in conditions["Ready"]["message"]
+    site.cluster.refuse = lambda _verb, _document: None
+    site.time_s += 10.0
+    site.look()
+    conditions = {each["type"]: each for each in site.status()["conditions"]}
+    assert conditions["Ready"]["message"] == "2 workers train"
+
+
 def test_telemetry_is_written_seldom_and_conditions_at_once() -> None:
     site = Site(dlion_job())
     site.look()
