@@ -3,10 +3,11 @@
 Proves: three groups with hard CPU limits 4:2:1 train together from images of this tree, shares
 of the batch follow the limits, `kubectl wait` sees the end, the fetched model knows the digits; a
 killed worker process, a deleted pod and a killed operator are no end of the run; a suspended job
-goes on where it was, on another node; deleting leaves nothing; a missing image, a program that
-raises and too little memory are said with a reason. Prints how long it took from
-`kubectl apply` to the first step.
-Left out: several sites (federation), faults of the API server.
+goes on where it was, on another node; deleting leaves nothing; a missing image or Secret, a node
+that there is none of, a program that raises and too little memory are said with a reason. Prints
+how long it took from `kubectl apply` to the first step, and to each of these.
+Left out: several sites (federation), faults of the API server, workers that are lost while they
+train (test_worker_losses).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import pytest
 from trained_jobs import (
     SYSTEM,
     eventually,
+    fetched,
     iteration,
     manifest,
+    records,
     status_of,
     wait_until_trains,
 )
@@ -45,23 +48,6 @@ CPU = {"large": 800, "medium": 400, "small": 200}
 def kubectl(restricted: Kubectl) -> Kubectl:
     """The namespace of a test."""
     return restricted
-
-
-def fetched(kubectl: Kubectl, out: Path, *arguments: str) -> Path:
-    """What `dlion fetch` brings."""
-    command = [
-        sys.executable, "-m", "dlion_cli", "fetch", "digits", "--out", str(out),
-        "--kubeconfig", str(kubectl.kubeconfig), "--namespace", kubectl.namespace, *arguments,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return out
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Records of that kind in a fetched result folder."""
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [each for each in map(json.loads, lines) if each["kind"] == kind]
 
 
 def accuracy(model: Path) -> float:
@@ -141,6 +127,15 @@ def load_data():
 """
 
 
+WITH_A_SECRET = {
+    "volumes": [{"name": "nowhere", "secret": {"secretName": "nowhere"}}],
+    "containers": [
+        {"name": "trainer", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
+    ],
+}
+NOWHERE = {"nodeSelector": {"dlion.test/node": "nowhere"}}
+
+
 def test_what_goes_wrong_is_said_with_what_to_do(kubectl: Kubectl) -> None:
     began_s = time.monotonic()
     kubectl.apply(
@@ -157,10 +152,15 @@ def test_what_goes_wrong_is_said_with_what_to_do(kubectl: Kubectl) -> None:
             {"program": {"configMap": {"name": "mine", "key": "job.py"}}},
         ),
         too_little_memory(manifest({"a": 500}, maxRestarts=0), "200Mi"),
+        named(manifest({"a": 500}, podTemplate={"spec": WITH_A_SECRET}), "no-secret", {}),
+        named(manifest({"a": 500}, podTemplate={"spec": NOWHERE}), "no-node", {}),
     )
+    print("| job | reason | after | message |\n|---|---|---|---|")
     for name, type_, reason, words in (
         ("raises", "Failed", "ProgramFailed", "no such layer: convolution3"),
         ("no-memory", "Failed", "RestartsExceeded", "137 (signal 9)"),
+        ("no-node", "Stalled", "Unschedulable", "a-0: 0/2 nodes are available"),
+        ("no-secret", "Stalled", "ContainerBroken", "its volumes or its network are not there"),
         ("no-image", "Stalled", "ImageUnavailable", "dlion.test/nowhere:1"),
     ):
         kubectl.wait(f"--for=condition={type_}", f"dlj/{name}", timeout_s=180)
@@ -168,7 +168,8 @@ def test_what_goes_wrong_is_said_with_what_to_do(kubectl: Kubectl) -> None:
         (said,) = [each for each in conditions if each["type"] == type_]
         assert said["reason"] == reason
         assert words in said["message"], said["message"]
-        print(f"{name}: {reason} after {time.monotonic() - began_s:.0f} s: {said['message']}")
+        after_s = time.monotonic() - began_s
+        print(f"| {name} | {reason} | {after_s:.0f} s | {said['message']} |")
 
 
 def named(document: dict[str, Any], name: str, trainer: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from testbed.kubectl import Kubectl
 
 SITE = "site-a"
@@ -80,3 +85,20 @@ def wait_until_trains(kubectl: Kubectl, within_s: float = 180.0) -> None:
     eventually(
         lambda: status_of(kubectl).get("state") == "Training", within_s=within_s, what="Training"
     )
+
+
+def fetched(kubectl: Kubectl, out: Path, *arguments: str) -> Path:
+    """What `dlion fetch` brings."""
+    command = [
+        sys.executable, "-m", "dlion_cli", "fetch", "digits", "--out", str(out),
+        "--kubeconfig", str(kubectl.kubeconfig), "--namespace", kubectl.namespace, *arguments,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Records of that kind in a fetched result folder."""
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [each for each in map(json.loads, lines) if each["kind"] == kind]
