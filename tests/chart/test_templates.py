@@ -3,8 +3,8 @@
 Proves: what each object holds that others rely on (names, ports, labels, probes, mounts); that pods
 are as `restricted` asks; that an object is left out where it is switched off; the definition of
 DLionJob is the repository's own.
-Leaves out: network policies, refusals, settings and rights (the files beside this one), what an API
-server makes of the objects (tests/cluster/test_chart.py).
+Leaves out: several sites, network policies, refusals, settings and rights (the files beside this
+one), what an API server makes of the objects (tests/cluster/test_chart.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import manifest_schema
-from chart import CHART, NAMESPACE, SITE, Helm, merged, nested
+from chart import CHART, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 
@@ -24,7 +24,8 @@ TEMPLATES = sorted(
     str(path.relative_to(CHART / "templates")) for path in CHART.rglob("templates/**/*.yaml")
 )
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
-EVERYTHING = merged(SITE, ON, nested("networkPolicies.jobNamespaces", ["ml", "edge"]))
+TOGETHER = sites("plant-a", "plant-b")
+EVERYTHING = merged(SITE, ON, TOGETHER, nested("networkPolicies.jobNamespaces", ["ml", "edge"]))
 SWITCHES = {
     "config.yaml": None,
     "crd.yaml": ("crds.enabled", False),
@@ -35,9 +36,11 @@ SWITCHES = {
     "networkpolicy-workers.yaml": ("networkPolicies.jobNamespaces", []),
     "rights.yaml": ("rbac.create", False),
     "rules.yaml": ("monitoring.rules.enabled", False),
+    "service-federation.yaml": ("sites", []),
     "service.yaml": None,
     "serviceaccount.yaml": ("serviceAccount", {"create": False, "name": "a"}),
     "tests/ready.yaml": None,
+    "trust.yaml": ("sites", []),
     "users.yaml": ("rbac.aggregate", False),
 }
 WORKER = names.run_labels(JobKey("ml", "digits", "1"), "plant-a") | {

@@ -3,7 +3,8 @@
 Proves: every value is known to the schema and changes what is rendered; unknown and senseless ones
 are refused with the value's place; the operator's own loader takes every rendered configuration,
 and each of its settings can be reached, up to the bounds of the schema.
-Leaves out: what an API server says of it (tests/cluster/test_chart.py).
+Leaves out: several sites (test_sites.py); what an API server says of it
+(tests/cluster/test_chart.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from chart import CHART, NAMESPACE, SITE, Helm, merged, nested
+from chart import CHART, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
 from dlion_operator.settings import Settings, load_settings
 
@@ -31,6 +32,11 @@ DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 OTHER: dict[str, Any] = {
     "site.name": "plant-b",
+    "sites": sites("plant-a", "plant-c")["sites"],
+    "federation.port": 18446,
+    "federation.service.type": "NodePort",
+    "federation.service.nodePort": {"type": "LoadBalancer", "nodePort": 30446},
+    "federation.service.annotations": {"a": "b"},
     "namespaces": ["ml"],
     "images.registry": "mirror.plant-a.example:5000",
     "images.operator.repository": "a/operator",
@@ -89,7 +95,14 @@ OTHER: dict[str, Any] = {
     "monitoring.dashboards.labels.grafana_dashboard": "yes",
 }
 """Another value for each: rendered with it, the chart is not what it was."""
-SCENE = merged(SITE, ON, {"networkPolicies": {"jobNamespaces": ["edge"]}})
+WITH_ANOTHER = {
+    "serviceAccount.create": "serviceAccount",
+    "federation.service.nodePort": "federation.service",
+}
+"""Values that will not do without another beside them: where both stand."""
+SCENE = merged(
+    SITE, ON, sites("plant-a", "plant-b"), {"networkPolicies": {"jobNamespaces": ["edge"]}}
+)
 
 
 def leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -108,11 +121,8 @@ def test_every_value_is_tried() -> None:
 
 @pytest.mark.parametrize("path", OTHER)
 def test_a_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
-    before = helm.objects(SCENE)
-    value = OTHER[path]
-    if isinstance(value, dict) and path == "serviceAccount.create":
-        path = "serviceAccount"
-    assert helm.objects(merged(SCENE, nested(path, value))) != before
+    changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
+    assert helm.objects(merged(SCENE, changed)) != helm.objects(SCENE)
 
 
 def test_the_schema_knows_every_value_and_no_other() -> None:
@@ -145,7 +155,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("site.name", "-a", "/site/name"),
     ("site.name", 7, "/site/name"),
     ("site.title", "a", "title"),
-    ("sites", [], "sites"),
+    ("cities", [], "cities"),
     ("namespaces", "ml", "/namespaces"),
     ("namespaces", ["ml", "ml"], "/namespaces"),
     ("namespaces", ["*"], "/namespaces/0"),
@@ -180,6 +190,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("authority.certificateLifeSeconds", 1199, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
+    ("federation.port", 1023, "/federation/port"),
+    ("federation.port", 7443, "coordinator.port and federation.port are both 7443"),
+    ("federation.service.type", "ExternalName", "/federation/service/type"),
+    ("federation.service.nodePort", 30446, "federation.service.type NodePort or LoadBalancer"),
+    ("federation.service.nodePort", 65536, "/federation/service/nodePort"),
+    ("federation.service.port", 1, "port"),
     ("metrics.port", 9441, "metrics.port and health.port are both 9441"),
     ("metrics.port", 7443, "coordinator.port and metrics.port are both 7443"),
     ("health.port", 7443, "coordinator.port and health.port are both 7443"),
@@ -303,9 +319,9 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
     assert found.images.worker == "dlion-worker:0.1.0"
 
 
-@pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
+@pytest.mark.parametrize(
+    "path", [path for path in OTHER if path != "sites" and not path.startswith("monitoring")]
+)
 def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
-    at, value = path, OTHER[path]
-    if path == "serviceAccount.create":
-        at = "serviceAccount"
-    assert settings_of(helm, merged(SITE, nested(at, value)), tmp_path).site
+    changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
+    assert settings_of(helm, merged(SITE, changed), tmp_path).site

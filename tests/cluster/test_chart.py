@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from chart import CHART, NAMESPACE, SITE, Helm, helm_program, merged, nested
+from chart import CHART, NAMESPACE, SITE, Helm, helm_program, merged, nested, sites
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
 
@@ -36,6 +36,9 @@ FOREIGN = "monitoring.coreos.com/v1"
 HOMES = ("ml", "edge")
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
 NAMESPACED = merged(SITE, nested("namespaces", list(HOMES)))
+TOGETHER = merged(
+    SITE, sites("plant-a", "plant-b", "plant-c"), nested("federation.service.type", "NodePort")
+)
 LISTED = (
     "clusterroles,clusterrolebindings,roles,rolebindings,deployments,replicasets,services,configmaps,"
     "serviceaccounts,networkpolicies,pods,secrets,crd"
@@ -104,7 +107,9 @@ def until(true: Any, timeout_s: float = 30) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("values", [SITE, NAMESPACED], ids=["cluster", "namespaced"])
+@pytest.mark.parametrize(
+    "values", [SITE, NAMESPACED, TOGETHER], ids=["cluster", "namespaced", "several"]
+)
 def test_every_object_is_accepted(helm: Helm, kubectl: Kubectl, values: dict[str, Any]) -> None:
     monitored = {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}
     found = helm.objects(merged(values, {"monitoring": monitored}))
@@ -233,6 +238,17 @@ def _served(kubectl: Kubectl) -> bool:
     return True
 
 
+def test_an_upgrade_names_the_other_sites(release: Helm, kubectl: Kubectl) -> None:
+    said = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=TOGETHER)
+    assert "trains together with plant-b, plant-c" in said
+    trust = kubectl.get("configmap", "dlion-operator-trust")
+    assert set(trust["data"]) == {"plant-b.pem", "plant-c.pem"}
+    assert kubectl.get("service", "dlion-operator-federation")["spec"]["type"] == "NodePort"
+    release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=dict(SITE))
+    with pytest.raises(UnavailableError, match="not found"):
+        kubectl.get("configmap", "dlion-operator-trust")
+
+
 def test_an_upgrade_brings_other_settings_and_starts_the_operator_anew(
     release: Helm, kubectl: Kubectl
 ) -> None:
@@ -255,6 +271,7 @@ def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
         "operator of site plant-a watches all namespaces",
         "kubectl -n dlion-system rollout status deployment/dlion-operator",
         "keeper.size is not set",
+        "dlion trust show -n dlion-system",
         f"kubectl delete crd {CRD}",
     ):
         assert told in said

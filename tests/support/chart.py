@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dlion_api.errors import UnavailableError
+from dlion_api.names import SiteName
+from dlion_operator.authority import Authority
 from testbed.binaries import built
 
 if TYPE_CHECKING:
@@ -101,6 +103,22 @@ def _rendered(helm: Helm, values: str, release: str, only: str) -> str:
     chosen = ["--show-only", f"templates/{only}"] if only else []
     command = ["template", release, str(CHART), "--namespace", NAMESPACE, *_OFFLINE]
     return helm.run(*command, *chosen, values=json.loads(values))
+
+
+@functools.cache
+def bundle(site: str) -> str:
+    """The public certificate of an authority that is made for that site: the same in every call."""
+    return Authority(SiteName(site)).bundle_pem.decode()
+
+
+def entry(site: str, **changes: Any) -> dict[str, Any]:
+    """What `sites` says of it."""
+    return {"name": site, "address": f"{site}.example:8446", "bundle": bundle(site)} | changes
+
+
+def sites(*names: str) -> dict[str, Any]:
+    """Values that name these."""
+    return {"sites": [entry(name) for name in names]}
 
 
 def merged(*documents: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 {{/* The operator's settings file, as dlion_operator.settings.Settings has it. */}}
 {{- define "dlion.settings" -}}
-{{- $site := required "site.name is missing: name this site as spec.sites[].name of your manifests does, for example --set site.name=plant-a" .Values.site.name -}}
-{{- if eq (int .Values.metrics.port) (int .Values.health.port) -}}
-{{- fail (printf "metrics.port and health.port are both %d: give them different ports" (int .Values.metrics.port)) -}}
+{{- $site := include "dlion.site" . -}}
+{{- $others := (include "dlion.otherSites" . | fromJson).all -}}
+{{- $byPort := dict -}}
+{{- range $part := list "coordinator" "federation" "metrics" "health" -}}
+{{- $port := index $.Values $part "port" | int | toString -}}
+{{- if hasKey $byPort $port -}}
+{{- fail (printf "%s.port and %s.port are both %s: give them different ports" (get $byPort $port) $part $port) -}}
 {{- end -}}
-{{- if eq (int .Values.coordinator.port) (int .Values.metrics.port) -}}
-{{- fail (printf "coordinator.port and metrics.port are both %d: give them different ports" (int .Values.coordinator.port)) -}}
-{{- end -}}
-{{- if eq (int .Values.coordinator.port) (int .Values.health.port) -}}
-{{- fail (printf "coordinator.port and health.port are both %d: give them different ports" (int .Values.coordinator.port)) -}}
+{{- $_ := set $byPort $port $part -}}
 {{- end -}}
 {{- if and .Values.keeper.claimName .Values.keeper.size -}}
 {{- fail (printf "keeper.claimName %q and keeper.size %q exclude each other: give the claim that exists, or the size of those to be made" .Values.keeper.claimName .Values.keeper.size) -}}
@@ -35,4 +35,13 @@ authority:
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}
 metricsPort: {{ int .Values.metrics.port }}
 healthPort: {{ int .Values.health.port }}
+{{- if $others }}
+federation: {port: {{ int .Values.federation.port }}}
+sites:
+{{- range $others }}
+  - name: {{ .name | quote }}
+    address: {{ .address | quote }}
+    bundleFile: {{ printf "/etc/dlion/trust/%s.pem" .name | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
