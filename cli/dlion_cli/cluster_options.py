@@ -5,6 +5,7 @@ The decorator hands the command a function that connects, so that `--help` needs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,45 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             jobs.cluster.close()
 
     return connected
+
+
+def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--contexts` above `cluster_options`: with it `joined` is called instead of the command.
+
+    It gets the command's own options, and `contexts` for `jobs`.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--contexts", metavar="A,B,…", callback=_names,
+            help="Ask several contexts at once and join what they say.",
+        )  # fmt: skip
+        @functools.wraps(command)
+        def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
+            if not contexts:
+                return command(**given)
+            from dlion_cli.contexts import Contexts
+
+            if given.pop("context"):
+                raise click.UsageError("--context and --contexts exclude each other")
+            several = Contexts(
+                contexts, kubeconfig=given.pop("kubeconfig"), namespace=given.pop("namespace")
+            )
+            with contextlib.closing(several):
+                return joined(contexts=several, **given)
+
+        return chosen
+
+    return decorate
+
+
+def _names(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
+    if value is not None and not names:
+        raise click.BadParameter("names no context; write it as a,b,c")
+    return names
 
 
 def name_argument(**others: Any) -> Callable[..., Any]:

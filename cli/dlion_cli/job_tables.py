@@ -40,9 +40,21 @@ NOT_SEEN = (
 )
 
 
-def list_table(jobs: Sequence[JobStatus], now: datetime, *, wide: bool, everywhere: bool) -> Table:
-    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds figures."""
+def list_table(
+    jobs: Sequence[JobStatus],
+    now: datetime,
+    *,
+    wide: bool,
+    everywhere: bool,
+    contexts: Sequence[str] = (),
+) -> Table:
+    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds figures.
+
+    `contexts` names each job's, where several were asked.
+    """
     table = _plain_table()
+    if contexts:
+        table.add_column("CONTEXT", no_wrap=True)
     if everywhere:
         table.add_column("NAMESPACE", no_wrap=True)
     for title in ("NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"):
@@ -50,9 +62,10 @@ def list_table(jobs: Sequence[JobStatus], now: datetime, *, wide: bool, everywhe
     if wide:
         for title in ("RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"):
             table.add_column(title, no_wrap=True)
-    for job in jobs:
-        cells = [*([job.namespace] if everywhere else []), *_list_cells(job, now)]
-        table.add_row(*map(_styled, [*cells, *(_wide_cells(job) if wide else [])]))
+    for index, job in enumerate(jobs):
+        cells = [*contexts[index : index + 1], *([job.namespace] if everywhere else [])]
+        cells += [*_list_cells(job, now), *(_wide_cells(job) if wide else [])]
+        table.add_row(*map(_styled, cells))
     return table
 
 

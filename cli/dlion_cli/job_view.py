@@ -43,7 +43,10 @@ class JobView:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        prefix: str = "",
     ) -> None:
+        """`prefix` stands before each line, where the output is no terminal."""
+        self._prefix = prefix
         self._job = job
         self._console = console
         self._clock = clock
@@ -159,4 +162,5 @@ class JobView:
 
     def _print(self, words: str) -> None:
         at = self._now().strftime("%H:%M:%SZ")
-        self._console.print(f"{at}  {words}", markup=False, highlight=False, soft_wrap=True)
+        line = f"{at}  {self._prefix}{words}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

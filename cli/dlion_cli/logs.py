@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from dlion_api import cluster_names
-from dlion_api.errors import AbsentError, DLionError, SpecError, UnavailableError
-from dlion_cli.cluster_options import cluster_options, name_argument
+from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
+from dlion_cli.cluster_options import cluster_options, contexts_option, name_argument
 from dlion_cli.figures import printable
 from dlion_cli.job_status import JobStatus
 from dlion_cli.log_lines import Line, Source, lines_for_ever, lines_now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dlion_cli.cluster_jobs import Document, Jobs
+    from dlion_cli.contexts import Contexts
 
 _LOOK_EVERY_S: Final = 2.0
 _LAST_LINES_S: Final = 3.0
@@ -36,6 +37,12 @@ class Wanted:
     container: str
     group: str | None
     worker: int | None
+
+    def check(self) -> None:
+        """Raises: UsageError where there can be no such thing."""
+        is_keeper = self.container == cluster_names.KEEPER_CONTAINER
+        if is_keeper and (self.group or self.worker is not None):
+            raise click.UsageError("a site has one keeper: leave --group and --worker away")
 
     def labels(self, run_id: str) -> dict[str, str]:
         """What those pods bear."""
@@ -52,6 +59,47 @@ class Wanted:
         return found
 
 
+def joined_logs(
+    contexts: Contexts,
+    name: str,
+    group: str | None,
+    worker: int | None,
+    container: str,
+    follow: bool,
+    tail: int | None,
+    timestamps: bool,
+) -> int:
+    """`logs` of several contexts, whose names stand before the workers'."""
+    wanted = Wanted(container, group, worker)
+    wanted.check()
+    printer = Printer(timestamps=timestamps)
+    if follow:
+        contexts.ask(lambda jobs: _follow(jobs, name, wanted, tail, printer, prefix=_prefix(jobs)))
+    else:
+        found = contexts.ask(
+            lambda jobs: [
+                _noted(contexts, jobs, _lines(jobs, source, tail))
+                for source in _sources(jobs, JobStatus(jobs.get(name)), wanted, _prefix(jobs))
+            ]
+        )
+        _show(printer, (lines for streams in found.values() for lines in streams))
+    return contexts.end()
+
+
+def _noted(
+    contexts: Contexts, jobs: Jobs, lines: Iterable[tuple[Source, Line]]
+) -> Iterator[tuple[Source, Line]]:
+    """Those lines; a right that is missing for them is noted, and ends no other context's."""
+    try:
+        yield from lines
+    except DeniedError as error:
+        contexts.errors[jobs.cluster.context] = error
+
+
+def _prefix(jobs: Jobs) -> str:
+    return f"{jobs.cluster.context}/"
+
+
 @click.command()
 @name_argument()
 @click.option("--group", metavar="NAME", help="Of this group's workers only.")
@@ -65,6 +113,7 @@ class Wanted:
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until the run has ended.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The last N lines of each.")
 @click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
+@contexts_option(joined_logs)
 @cluster_options
 def logs(
     jobs: Jobs,
@@ -85,20 +134,28 @@ def logs(
     dlion logs cifar10 -f
     dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
     dlion logs cifar10 -c keeper
+    dlion logs cifar10 -f --contexts plant-a,plant-b
     """
-    if container == cluster_names.KEEPER_CONTAINER and (group or worker is not None):
-        raise click.UsageError("a site has one keeper: leave --group and --worker away")
     wanted = Wanted(container, group, worker)
+    wanted.check()
     printer = Printer(timestamps=timestamps)
     if follow:
         _follow(jobs, name, wanted, tail, printer)
         return 0
-    pods = _pods(jobs, JobStatus(jobs.get(name)), wanted)
-    sources = [_source(jobs, pod, container) for pod in pods]
-    streams = (_lines(jobs, source, tail) for source in sources)
+    sources = _sources(jobs, JobStatus(jobs.get(name)), wanted)
+    _show(printer, (_lines(jobs, source, tail) for source in sources))
+    return 0
+
+
+def _sources(jobs: Jobs, job: JobStatus, wanted: Wanted, prefix: str = "") -> list[Source]:
+    """Raises: UnavailableError where there are none."""
+    return [_source(jobs, pod, wanted.container, prefix) for pod in _pods(jobs, job, wanted)]
+
+
+def _show(printer: Printer, streams: Iterable[Iterable[tuple[Source, Line]]]) -> None:
+    """All lines in the order of their times; across sites that is as good as their clocks."""
     for source, line in heapq.merge(*streams, key=lambda found: found[1].moment):
         printer.show(source, line)
-    return 0
 
 
 def _lines(jobs: Jobs, source: Source, tail: int | None) -> Iterator[tuple[Source, Line]]:
@@ -126,13 +183,14 @@ def _pods(jobs: Jobs, job: JobStatus, wanted: Wanted) -> list[Document]:
     return found
 
 
-def _source(jobs: Jobs, pod: Document, container: str) -> Source:
+def _source(jobs: Jobs, pod: Document, container: str, prefix: str = "") -> Source:
     labels = pod["metadata"].get("labels") or {}
     group, index = labels.get(cluster_names.GROUP_LABEL), labels.get(cluster_names.INDEX_LABEL)
     label = f"{group}-{index}" if group and index else str(pod["metadata"]["name"])
     if container == cluster_names.KEEPER_CONTAINER:
         label = cluster_names.KEEPER
-    return Source(jobs.cluster.namespace, str(pod["metadata"]["name"]), container, printable(label))
+    name = str(pod["metadata"]["name"])
+    return Source(jobs.cluster.namespace, name, container, printable(prefix + label))
 
 
 class Printer:
@@ -157,7 +215,9 @@ class Printer:
             click.echo(f"{before}{time}{text}")
 
 
-def _follow(jobs: Jobs, name: str, wanted: Wanted, tail: int | None, printer: Printer) -> None:
+def _follow(
+    jobs: Jobs, name: str, wanted: Wanted, tail: int | None, printer: Printer, prefix: str = ""
+) -> None:
     """Until the run has ended, the job is gone, or Ctrl-C. Raises: what the first look raises."""
     stop, broken = threading.Event(), queue.SimpleQueue[BaseException]()
     threads: dict[str, threading.Thread] = {}
@@ -174,7 +234,7 @@ def _follow(jobs: Jobs, name: str, wanted: Wanted, tail: int | None, printer: Pr
     try:
         while True:
             for pod in jobs.pods(name, wanted.labels(job.run_id)):
-                source = _source(jobs, pod, wanted.container)
+                source = _source(jobs, pod, wanted.container, prefix)
                 if source.pod not in threads:
                     threads[source.pod] = threading.Thread(
                         target=read, args=(source, tail), daemon=True, name=f"log {source.pod}"

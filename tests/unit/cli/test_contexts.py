@@ -1,0 +1,313 @@
+"""`--contexts a,b,c`: several clusters asked together, from servers that say what they are told.
+
+Proves: the jobs of all contexts stand in one table, one list, one log; a context that fails is
+named with its reason, hides no other, and gives the exit code; `watch` ends when all have ended,
+with the first code that is not 0 in the order of the contexts; a terminal gets one picture.
+
+Leaves out: real API servers (tests/cluster/test_cli.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from rich.console import Console
+
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_cli.job_status import JobStatus
+from dlion_cli.joined_watching import JoinedView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Answer = tuple[int, str]
+NOT_THERE: Answer = (404, json.dumps({"details": {"kind": "dlionjobs", "name": "digits"}}))
+MAY_NOT: Answer = (
+    403,
+    json.dumps({"message": 'User "jane" cannot get resource "pods/log" in API group ""'}),
+)
+
+
+def job(state: str, *, version: int = 1, reason: str = "", workers: str = "2/2") -> dict[str, Any]:
+    """A job; with a reason one that has ended."""
+    ended = "Succeeded" if reason == "Completed" else "Failed"
+    conditions = [{"type": ended, "status": "True", "reason": reason}] if reason else []
+    return {
+        "metadata": {
+            "name": "digits", "namespace": "ml", "uid": "u", "resourceVersion": str(version),
+            "managedFields": [{}],
+        },
+        "spec": {"runId": "1"},
+        "status": {"state": state, "runId": "1", "readyWorkers": workers, "conditions": conditions},
+    }  # fmt: skip
+
+
+def pod(name: str, index: int) -> dict[str, Any]:
+    labels = {"dlion.dev/group": "small", "batch.kubernetes.io/job-completion-index": str(index)}
+    made = {"name": name, "creationTimestamp": f"2026-01-31T12:00:0{index}Z", "labels": labels}
+    return {"metadata": made}
+
+
+class Site:
+    """What an API server answers, by the last part of the path; a watch gets `changes`."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers = answers
+
+    def answer(self, address: str) -> Answer:
+        path = urlsplit(address)
+        last = path.path.rpartition("/")[2]
+        kind = "watch" if "watch" in parse_qs(path.query) else last
+        return self.answers.get(kind, (503, "{}"))
+
+
+def training(*jobs: dict[str, Any], **more: Answer) -> Site:
+    """A site with these jobs, the first of which is the one that is asked for by name."""
+    return Site(
+        dlionjobs=(200, json.dumps({"items": jobs})), digits=(200, json.dumps(jobs[0])), **more
+    )
+
+
+def watched(*jobs: dict[str, Any]) -> Answer:
+    return 200, "".join(json.dumps({"type": "MODIFIED", "object": each}) + "\n" for each in jobs)
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A file with a context for each site; one without a site leads nowhere."""
+    with ExitStack() as stack:
+
+        def made(**sites: Site | None) -> str:
+            clusters = [
+                {"name": name, "cluster": {"server": _served(stack, site)}}
+                for name, site in sites.items()
+            ]
+            contexts = [
+                {"name": name, "context": {"cluster": name, "namespace": "ml"}} for name in sites
+            ]
+            path = tmp_path / "kubeconfig"
+            path.write_text(yaml.safe_dump({"clusters": clusters, "contexts": contexts}))
+            return str(path)
+
+        yield made
+
+
+def _served(stack: ExitStack, site: Site | None) -> str:
+    if site is None:
+        return "http://127.0.0.1:9"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, text = site.answer(self.path)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+    stack.callback(server.shutdown)
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def test_a_table_of_all_contexts(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=training(job("Training"), job("Waiting")), b=training(job("Degraded")))
+    assert main(["get", "--contexts", "b, a", "--kubeconfig", file]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["CONTEXT", "NAME", "STATE"]
+    assert [row.split()[:3] for row in rows] == [
+        ["b", "digits", "Degraded"], ["a", "digits", "Training"], ["a", "digits", "Waiting"],
+    ]  # fmt: skip
+    assert main(["get", "digits", "-o", "wide", "--contexts=a,b", "--kubeconfig", file]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:3] for row in rows] == [
+        ["a", "digits", "Training"], ["b", "digits", "Degraded"],
+    ]  # fmt: skip
+    assert main(["get", "-A", "-o", "name", "--contexts=b", "--kubeconfig", file]) == 0
+    assert capsys.readouterr().out == "b dlionjob.dlion.dev/digits\n"
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_a_context_that_fails_hides_no_other(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    file = kubeconfig(
+        a=Site(digits=NOT_THERE), b=training(job("Training")), c=None, d=Site(digits=MAY_NOT)
+    )
+    order = "d,nowhere,a,b,c"
+    command = ["get", "digits", "-o", output, "--contexts", order, "--kubeconfig", file]
+    assert main(command) == ExitCode.DENIED  # the first of them
+    said = capsys.readouterr()
+    complaints = said.err.splitlines()
+    assert [line.split(":")[1] for line in complaints] == [
+        " context d", " context nowhere", " context a", " context c"
+    ]  # fmt: skip
+    assert "there is no context 'nowhere'" in complaints[1]
+    assert "no DLionJob 'digits'" in complaints[2]
+    assert "nothing listens there" in complaints[3]
+    if output == "table":
+        assert [row.split()[:3] for row in said.out.splitlines()[1:]] == [
+            ["b", "digits", "Training"]
+        ]
+        return
+    listed = json.loads(said.out) if output == "json" else yaml.safe_load(said.out)
+    assert [each["context"] for each in listed] == order.split(",")
+    assert [len(each["items"]) for each in listed] == [0, 0, 0, 1, 0]
+    assert [each["error"] is None for each in listed] == [False, False, False, True, False]
+    assert "managedFields" not in listed[3]["items"][0]["metadata"]
+
+
+def test_no_jobs_anywhere_are_no_error(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = Site(dlionjobs=(200, json.dumps({"items": []})))
+    assert main(["get", "--contexts", "a,b", "--kubeconfig", kubeconfig(a=none, b=none)]) == 0
+    assert "there are no DLionJobs in a, b" in capsys.readouterr().err
+
+
+ENDED: dict[str, Site] = {
+    "a": training(job("Training"), watch=watched(job("Succeeded", version=2, reason="Completed"))),
+    "b": training(job("Waiting"), watch=watched(job("Failed", version=2, reason="ProgramFailed"))),
+    "c": training(job("Failed", reason="InvalidSpec")),
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "code"), [("a,b,c", ExitCode.PROGRAM), ("c,b", ExitCode.SPEC), ("a", ExitCode.OK)]
+)
+def test_watch_ends_with_all_and_with_the_first_failure(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], order: str, code: ExitCode
+) -> None:
+    command = ["watch", "digits", "--contexts", order, "--kubeconfig", kubeconfig(**ENDED)]
+    assert main(command) == code
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    if "b" in order:
+        assert [line for line in lines if line.startswith("b  ") and "Failed=" not in line] == [
+            "b  Waiting, —, ETA —, sites —, workers 2/2, — steps/s",
+            "b  Failed, —, ETA —, sites —, workers 2/2, — steps/s",
+        ]
+    assert {line.split()[0] for line in lines} == set(order.split(","))
+    assert main([*command, "-o", "json"]) == code
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {each["context"] for each in found} == set(order.split(","))
+    assert not any("managedFields" in each["job"]["metadata"] for each in found)
+
+
+def test_watch_tells_of_a_context_that_fails_and_of_a_job_that_goes(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = (200, json.dumps({"type": "DELETED", "object": job("Training")}) + "\n")
+    file = kubeconfig(a=ENDED["a"], b=training(job("Training"), watch=gone), c=None)
+    command = ["watch", "digits", "--contexts", "a,b,c", "--kubeconfig", file]
+    for output in ("text", "json"):
+        assert main([*command, "-o", output]) == ExitCode.UNAVAILABLE
+        said = capsys.readouterr()
+        assert "context b: DLionJob 'digits' was deleted" in said.err
+        assert "context c: no API server answers" in said.err
+        assert "Succeeded" in said.out
+
+
+def test_watch_gives_up_in_time_at_each(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=ENDED["a"], b=training(job("Training"), watch=(200, "")))
+    command = ["watch", "digits", "--contexts", "a,b", "--kubeconfig", file]
+    assert main([*command, "--timeout", "0.2"]) == ExitCode.DEADLINE
+    assert "context b: digits has not ended within 0.2 s" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_one_picture() -> None:
+    terminal = Console(file=io.StringIO(), width=160, force_terminal=True)
+    view = JoinedView(terminal)
+    view.update("b", JobStatus(job("Training")))
+    view.update("a", JobStatus(job("Waiting")))
+    view.trouble("b", "no answer")
+
+    def picture() -> list[str]:
+        plain = Console(file=io.StringIO(), width=160)
+        plain.print(view.render())
+        assert isinstance(plain.file, io.StringIO)
+        return plain.file.getvalue().splitlines()
+
+    rows = picture()
+    assert [row.split()[:3] for row in rows[1:3]] == [
+        ["a", "digits", "Waiting"], ["b", "digits", "Training"],
+    ]  # fmt: skip
+    assert rows[3].strip() == "b: connection lost, trying again: no answer"
+    view.update("b", JobStatus(job("Training", version=2)))
+    assert len(picture()) == 3
+
+
+def log(*lines: str) -> Answer:
+    return 200, "".join(f"2026-01-31T12:00:{line}\n" for line in lines)
+
+
+def test_logs_of_all_contexts_bear_their_names(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods = (200, json.dumps({"items": [pod("w-0", 0)]}))
+    none = (200, json.dumps({"items": []}))
+    file = kubeconfig(
+        a=training(job("Training"), pods=pods, log=log("01Z one", "03Z three")),
+        b=training(job("Training"), pods=pods, log=log("02Z two")),
+        c=training(job("Training"), pods=pods, log=MAY_NOT),
+        d=training(job("Training"), pods=none),
+    )
+    command = ["logs", "digits", "--kubeconfig", file, "--contexts"]
+    assert main([*command, "a,b"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a/small-0 | one", "b/small-0 | two", "a/small-0 | three",
+    ]  # fmt: skip
+    assert main([*command, "a,c,d"]) == ExitCode.DENIED
+    said = capsys.readouterr()
+    assert [line.split(" | ")[1] for line in said.out.splitlines()] == ["one", "three"]
+    assert "context c: " in said.err
+    assert "context d: run 1 of digits has no pods of workers at this site" in said.err
+
+
+def test_logs_of_all_contexts_are_followed_to_the_end(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = job("Succeeded", reason="Completed")
+    none = (200, json.dumps({"items": []}))
+    pods = (200, json.dumps({"items": [pod("w-0", 0)]}))
+    file = kubeconfig(
+        a=training(ended, pods=pods, log=log("01Z one")), b=training(ended, pods=none)
+    )
+    command = ["logs", "digits", "-f", "--kubeconfig", file, "--contexts", "a,b"]
+    assert main(command) == ExitCode.UNAVAILABLE
+    said = capsys.readouterr()
+    assert "a/small-0 | one" in said.out.splitlines()
+    assert "context b: run 1 of digits has no pods" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "--contexts", "a", "--context", "a"],
+        ["get", "--contexts", " , "],
+        ["get", "x", "-A", "--contexts", "a"],
+        ["logs", "x", "-c", "keeper", "--worker", "0", "--contexts", "a"],
+        ["submit", "f", "--contexts", "a"],
+    ],
+)
+def test_options_that_contradict_each_other(
+    kubeconfig: Callable[..., str], arguments: list[str]
+) -> None:
+    file = kubeconfig(a=training(job("Training")))
+    assert main([*arguments, "--kubeconfig", file]) == ExitCode.USAGE
