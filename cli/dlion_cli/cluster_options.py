@@ -23,10 +23,19 @@ if TYPE_CHECKING:
 _COMPLETE_WITHIN_S: Final = 3.0
 
 
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--kubeconfig`, `--context` and `-n`; the command gets `jobs`, its namespace's jobs."""
+def cluster_options(
+    command: Callable[..., Any], *, namespace: str | None = None
+) -> Callable[..., Any]:
+    """Adds `--kubeconfig`, `--context` and `-n`; the command gets `jobs`, its namespace's jobs.
 
-    @click.option("-n", "--namespace", metavar="NAME", help="Default: the context's.")
+    `namespace` is the default of `-n` where that is not the context's.
+    """
+    usual = namespace or "the context's"
+
+    @click.option(
+        "-n", "--namespace", metavar="NAME", default=namespace,
+        help=f"Default: {usual}.",
+    )  # fmt: skip
     @click.option("--context", metavar="NAME", help="Default: the kubeconfig's current one.")
     @click.option(
         "--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, or the pod's."

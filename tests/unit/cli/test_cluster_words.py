@@ -301,7 +301,7 @@ def test_without_the_client_it_says_how_to_install_it() -> None:
 
 
 def test_help_of_the_clusters_commands_loads_neither_client_nor_tensorflow() -> None:
-    commands = ["submit", "get", "watch", "logs", "fetch", "suspend", "resume", "delete"]
+    commands = ["submit", "get", "watch", "logs", "fetch", "suspend", "resume", "delete", "trust"]
     code = (
         "import sys; from dlion_cli.__main__ import main;"
         f"codes = [main([c, '--help']) for c in {commands}];"

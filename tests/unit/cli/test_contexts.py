@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import io
 import json
-import threading
+import signal
+import subprocess
+import sys
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
@@ -25,12 +25,14 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.job_status import JobStatus
 from dlion_cli.joined_watching import JoinedView
+from told_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-Answer = tuple[int, str]
+    from told_servers import Answer
+
 NOT_THERE: Answer = (404, json.dumps({"details": {"kind": "dlionjobs", "name": "digits"}}))
 MAY_NOT: Answer = (
     403,
@@ -58,24 +60,10 @@ def pod(name: str, index: int) -> dict[str, Any]:
     return {"metadata": made}
 
 
-class Site:
-    """What an API server answers, by the last part of the path; a watch gets `changes`."""
-
-    def __init__(self, **answers: Answer) -> None:
-        self.answers = answers
-
-    def answer(self, address: str) -> Answer:
-        path = urlsplit(address)
-        last = path.path.rpartition("/")[2]
-        kind = "watch" if "watch" in parse_qs(path.query) else last
-        return self.answers.get(kind, (503, "{}"))
-
-
-def training(*jobs: dict[str, Any], **more: Answer) -> Site:
-    """A site with these jobs, the first of which is the one that is asked for by name."""
-    return Site(
-        dlionjobs=(200, json.dumps({"items": jobs})), digits=(200, json.dumps(jobs[0])), **more
-    )
+def training(*jobs: dict[str, Any], **more: Answer) -> Server:
+    """A server with these jobs, the first of which is the one that is asked for by name."""
+    listed = (200, json.dumps({"items": jobs}))
+    return Server({"dlionjobs": listed, "digits": (200, json.dumps(jobs[0])), **more})
 
 
 def watched(*jobs: dict[str, Any]) -> Answer:
@@ -84,43 +72,13 @@ def watched(*jobs: dict[str, Any]) -> Answer:
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each site; one without a site leads nowhere."""
+    """A file with a context for each server that is given."""
     with ExitStack() as stack:
 
-        def made(**sites: Site | None) -> str:
-            clusters = [
-                {"name": name, "cluster": {"server": _served(stack, site)}}
-                for name, site in sites.items()
-            ]
-            contexts = [
-                {"name": name, "context": {"cluster": name, "namespace": "ml"}} for name in sites
-            ]
-            path = tmp_path / "kubeconfig"
-            path.write_text(yaml.safe_dump({"clusters": clusters, "contexts": contexts}))
-            return str(path)
+        def made(**servers: Server | None) -> str:
+            return stack.enter_context(served(tmp_path / "kubeconfig", servers))
 
         yield made
-
-
-def _served(stack: ExitStack, site: Site | None) -> str:
-    if site is None:
-        return "http://127.0.0.1:9"
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            code, text = site.answer(self.path)
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
-    stack.callback(server.shutdown)
-    return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def test_a_table_of_all_contexts(
@@ -147,7 +105,10 @@ def test_a_context_that_fails_hides_no_other(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
     file = kubeconfig(
-        a=Site(digits=NOT_THERE), b=training(job("Training")), c=None, d=Site(digits=MAY_NOT)
+        a=Server({"digits": NOT_THERE}),
+        b=training(job("Training")),
+        c=None,
+        d=Server({"digits": MAY_NOT}),
     )
     order = "d,nowhere,a,b,c"
     command = ["get", "digits", "-o", output, "--contexts", order, "--kubeconfig", file]
@@ -175,12 +136,12 @@ def test_a_context_that_fails_hides_no_other(
 def test_no_jobs_anywhere_are_no_error(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    none = Site(dlionjobs=(200, json.dumps({"items": []})))
+    none = Server({"dlionjobs": (200, json.dumps({"items": []}))})
     assert main(["get", "--contexts", "a,b", "--kubeconfig", kubeconfig(a=none, b=none)]) == 0
     assert "there are no DLionJobs in a, b" in capsys.readouterr().err
 
 
-ENDED: dict[str, Site] = {
+ENDED: dict[str, Server] = {
     "a": training(job("Training"), watch=watched(job("Succeeded", version=2, reason="Completed"))),
     "b": training(job("Waiting"), watch=watched(job("Failed", version=2, reason="ProgramFailed"))),
     "c": training(job("Failed", reason="InvalidSpec")),
@@ -229,6 +190,25 @@ def test_watch_gives_up_in_time_at_each(
     command = ["watch", "digits", "--contexts", "a,b", "--kubeconfig", file]
     assert main([*command, "--timeout", "0.2"]) == ExitCode.DEADLINE
     assert "context b: digits has not ended within 0.2 s" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_watch_of_all(kubeconfig: Callable[..., str]) -> None:
+    server = training(job("Training"), watch=(200, ""))
+    command = [sys.executable, "-m", "dlion_cli", "watch", "digits", "--contexts", "a,b"]
+    with subprocess.Popen(
+        [*command, "--kubeconfig", kubeconfig(a=server, b=server)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # What a shell starts in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        seen = {watching.stdout.readline().split()[1] for _ in range(2)}
+        watching.send_signal(signal.SIGINT)
+        said = watching.stderr.read()
+    assert seen == {"a", "b"}
+    assert watching.returncode == ExitCode.INTERRUPTED
+    assert said == "dlion: no longer watched. The job digits goes on\n"
 
 
 def test_a_terminal_gets_one_picture() -> None:

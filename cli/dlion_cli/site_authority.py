@@ -1,0 +1,123 @@
+"""What a site's cluster tells other sites: its name, its bundle, how its operator is reached.
+
+Called by `trust`. Of the authority's Secret only the certificates are looked at; the key, which the
+API server sends along, is dropped as it comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api import cluster_names
+from dlion_api.addresses import joined
+from dlion_api.errors import (
+    AbsentError,
+    ContractError,
+    DataError,
+    DeniedError,
+    UnavailableError,
+)
+from dlion_cli.bundles import Bundle, read_bundle
+from dlion_cli.cluster import path_of
+
+if TYPE_CHECKING:
+    from dlion_cli.cluster import Cluster
+
+_CERTIFICATES: Final = "tls.crt"
+_PORT: Final = "federation"
+_OPERATOR: Final = (
+    f"{cluster_names.NAME_LABEL}={cluster_names.NAME},{cluster_names.COMPONENT_LABEL}=operator"
+)
+
+
+@dataclass(frozen=True)
+class SiteAuthority:
+    """One site, as it gives itself to know."""
+
+    name: str
+    bundle: Bundle
+    address: str
+    """host:port of its federation Service; empty where the cluster does not tell."""
+    hint: str
+    """What an address has to be, where there is none."""
+
+
+def site_authority(cluster: Cluster, *, secret: str, address: str = "") -> SiteAuthority:
+    """The site whose operator runs in that namespace; its Service is asked without an address.
+
+    Raises: AbsentError without such a Secret, DeniedError without the right to read it,
+    DataError where it holds no authority of a site; and as `Cluster.get` does.
+    """
+    bundle = _kept_bundle(cluster, secret)
+    names = sorted(bundle.sites)
+    if len(names) != 1:
+        raise DataError(
+            f"Secret {cluster.namespace}/{secret}: its certificates name "
+            f"{' and '.join(names) or 'no site'}; an operator's authority names its own. Name "
+            "another Secret with --secret (the chart's authority.secretName)"
+        )
+    hint = ""
+    if not address:
+        address, hint = _federation_address(cluster)
+    return SiteAuthority(names[0], bundle, address, hint)
+
+
+def _kept_bundle(cluster: Cluster, secret: str) -> Bundle:
+    where = f"Secret {cluster.namespace}/{secret}"
+    try:
+        found = cluster.get(
+            path_of("api", "v1", "namespaces", cluster.namespace, "secrets", secret)
+        )
+    except AbsentError as error:
+        raise AbsentError(
+            f"there is no {where} (context {cluster.context!r}): the operator makes it at its "
+            "first start. Name its namespace with -n, or another Secret with --secret (the chart's "
+            "authority.secretName)"
+        ) from error
+    except DeniedError as error:
+        raise DeniedError(
+            f"{error}. This one is enough: --resource-name={secret}; whoever has it can read the "
+            "authority's key as well"
+        ) from error
+    encoded: Any = (found.get("data") or {}).get(_CERTIFICATES, "")
+    del found  # with the key
+    try:
+        return read_bundle(base64.b64decode(encoded, validate=True))
+    except (ContractError, binascii.Error, TypeError) as error:
+        raise DataError(f"{where}: its {_CERTIFICATES} is no authority's: {error}") from error
+
+
+def _federation_address(cluster: Cluster) -> tuple[str, str]:
+    """host:port as other sites dial it, or a hint of what it has to be."""
+    path = path_of("api", "v1", "namespaces", cluster.namespace, "services")
+    try:
+        listed = cluster.get(path, {"labelSelector": _OPERATOR}).get("items") or []
+    except (DeniedError, UnavailableError):
+        return "", "host:port of the federation Service (Services may not be listed here)"
+    found = [
+        (service, port)
+        for service in listed
+        for port in service["spec"].get("ports") or ()
+        if port.get("name") == _PORT
+    ]
+    if len(found) != 1:
+        how_many = "several federation Services" if found else "no federation Service yet"
+        return "", f"host:port by which other sites reach this one ({how_many})"
+    return _address_of(*found[0])
+
+
+def _address_of(service: dict[str, Any], port: dict[str, Any]) -> tuple[str, str]:
+    kind = service["spec"].get("type")
+    if kind == "NodePort":
+        return "", f"an address of a node, and :{port.get('nodePort')}"
+    if kind == "LoadBalancer":
+        ingress = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or [{}]
+        host = ingress[0].get("hostname") or ingress[0].get("ip")
+        if host:
+            return joined(host, port["port"]), ""
+        return "", f"what the load balancer gets, and :{port['port']}; it has no address yet"
+    name = service["metadata"]["name"]
+    return "", f"what other sites call Service {name} (ClusterIP), and :{port['port']}"

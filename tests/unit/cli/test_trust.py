@@ -1,0 +1,349 @@
+"""`dlion trust`: what a site gives the others to believe it by, and the file it is put together in.
+
+Proves, with authorities as operators make them: `show` prints certificates and never the key that
+the Secret holds beside them, with the site's name, and the address where the Service tells it;
+what it prints for several sites is what `verify` takes; `verify` says everything that is wrong
+with a file at once, with lines, and repeats no key; a Secret that is not there, is another's, or
+may not be read has its words and its exit code.
+
+Leaves out: a real API server (tests/cluster/test_cli.py), the chart's own refusals (tests/chart).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
+from dlion_cli.__main__ import main
+from dlion_operator.authority import Authority
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from told_servers import Answer
+
+NOW = datetime.now(UTC)
+AUTHORITIES = {name: Authority(SiteName(name)) for name in ("plant-a", "plant-b", "plant-c")}
+KEY = AUTHORITIES["plant-a"].to_keep().key_pem.decode()
+
+
+def bundle(site: str) -> str:
+    return AUTHORITIES[site].bundle_pem.decode()
+
+
+def secret(certificates: bytes, key: bytes = KEY.encode()) -> Answer:
+    """The Secret as an API server sends it."""
+    data = {"tls.crt": certificates, "tls.key": key}
+    return 200, json.dumps({"data": {k: base64.b64encode(v).decode() for k, v in data.items()}})
+
+
+def service(kind: str, *, ingress: Any = None, **port: int) -> dict[str, Any]:
+    """A federation Service, as the chart makes it."""
+    return {
+        "metadata": {"name": "dlion-operator-federation"},
+        "spec": {"type": kind, "ports": [{"name": "federation", "port": 8446, **port}]},
+        "status": {"loadBalancer": {"ingress": ingress} if ingress else {}},
+    }
+
+
+OTHER = {
+    "metadata": {"name": "dlion-operator"},
+    "spec": {"ports": [{"name": "metrics", "port": 1}]},
+}
+
+
+def site(name: str, *services: dict[str, Any]) -> Server:
+    """A cluster with that site's operator."""
+    kept = secret(AUTHORITIES[name].bundle_pem, AUTHORITIES[name].to_keep().key_pem)
+    listed = (200, json.dumps({"items": [OTHER, *services]}))
+    return Server({"dlion-authority": kept, "own-ca": kept, "services": listed})
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A file with a context for each server that is given."""
+    with ExitStack() as stack:
+
+        def made(**servers: Server | None) -> str:
+            return stack.enter_context(served(tmp_path / "kubeconfig", servers))
+
+        yield made
+
+
+# ---- show ----------------------------------------------------------------------------------------
+
+
+def test_show_prints_the_certificates_and_never_the_key(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=site("plant-a"))
+    command = ["trust", "show", "--kubeconfig", file]
+    (certificate,) = x509.load_pem_x509_certificates(bundle("plant-a").encode())
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+    said = {}
+    for output in ("yaml", "json", "pem"):
+        assert main([*command, "-o", output, "--address", "plant-a.example:30446"]) == 0
+        said[output] = capsys.readouterr().out
+        assert "PRIVATE" not in said[output]
+        assert KEY.splitlines()[1] not in said[output]
+    assert said["pem"] == bundle("plant-a")
+    entry = {"name": "plant-a", "address": "plant-a.example:30446", "bundle": bundle("plant-a")}
+    assert yaml.safe_load(said["yaml"]) == {"sites": [entry]}
+    until = certificate.not_valid_after_utc
+    assert f"    # until {until:%Y-%m-%d}, sha256 {fingerprint}\n" in said["yaml"]
+    document = json.loads(said["json"])
+    assert entry.items() <= document.items()
+    assert document["sha256"] == fingerprint
+    assert document["notAfter"] == until.isoformat()
+
+
+@pytest.mark.parametrize(
+    ("services", "address", "hint"),
+    [
+        ([service("LoadBalancer", ingress=[{"ip": "192.0.2.7"}])], "192.0.2.7:8446", ""),
+        ([service("LoadBalancer", ingress=[{"ip": "fd00::7"}])], "[fd00::7]:8446", ""),
+        ([service("LoadBalancer", ingress=[{"hostname": "lb"}])], "lb:8446", ""),
+        ([service("LoadBalancer")], "", "it has no address yet"),
+        ([service("NodePort", nodePort=30446)], "", "an address of a node, and :30446"),
+        ([service("ClusterIP")], "", "Service dlion-operator-federation (ClusterIP), and :8446"),
+        ([], "", "no federation Service yet"),
+        ([service("ClusterIP"), service("NodePort")], "", "several federation Services"),
+    ],
+)
+def test_the_address_is_told_or_what_it_has_to_be(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    services: list[dict[str, Any]],
+    address: str,
+    hint: str,
+) -> None:
+    file = kubeconfig(a=site("plant-a", *services))
+    assert main(["trust", "show", "--secret", "own-ca", "--kubeconfig", file]) == 0
+    said = capsys.readouterr().out
+    assert yaml.safe_load(said)["sites"][0]["address"] == address
+    (line,) = [line for line in said.splitlines() if "address:" in line]
+    assert (hint in line) if hint else ("#" not in line)
+
+
+def test_without_a_right_to_services_the_rest_is_shown(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = secret(AUTHORITIES["plant-a"].bundle_pem)
+    file = kubeconfig(a=Server({"dlion-authority": kept, "services": (403, "{}")}))
+    assert main(["trust", "show", "--kubeconfig", file]) == 0
+    assert "Services may not be listed here" in capsys.readouterr().out
+
+
+def test_what_several_contexts_show_is_what_verify_takes(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lb = service("LoadBalancer", ingress=[{"hostname": "plant-b.example"}])
+    other = service("LoadBalancer", ingress=[{"hostname": "plant-a.example"}])
+    file = kubeconfig(a=site("plant-a", other), b=site("plant-b", lb), c=None)
+    command = ["trust", "show", "--kubeconfig", file, "--contexts"]
+    assert main([*command, "a,b"]) == 0
+    shown = tmp_path / "sites.yaml"
+    shown.write_text(capsys.readouterr().out)
+    assert main(["trust", "verify", str(shown)]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()[::2]] == ["plant-a", "plant-b"]
+    assert all(line.split()[-1] in shown.read_text() for line in said.splitlines()[1::2])
+    assert main([*command, "c,b", "-o", "json"]) == ExitCode.UNAVAILABLE
+    told = capsys.readouterr()
+    assert [each["name"] for each in json.loads(told.out)] == ["plant-b"]
+    assert "context c: no API server answers" in told.err
+
+
+ABSENT = (404, json.dumps({"message": 'secrets "x" not found', "details": {"kind": "secrets"}}))
+FORBIDDEN = (403, json.dumps({"message": 'User "jane" cannot get resource "secrets" in API group '
+                              '"" in the namespace "dlion-system"'}))  # fmt: skip
+LEAF = AUTHORITIES["plant-a"].server_identity("a.b").certificate_chain_pem
+TWO = AUTHORITIES["plant-a"].bundle_pem + AUTHORITIES["plant-b"].bundle_pem
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        (ABSENT, ExitCode.UNAVAILABLE, "there is no Secret dlion-system/dlion-authority"),
+        (FORBIDDEN, ExitCode.DENIED, "--resource-name=dlion-authority; whoever has it can read"),
+        ((200, "{}"), ExitCode.DATA, "its tls.crt is no authority's: is not PEM"),
+        ((200, '{"data": {"tls.crt": "?"}}'), ExitCode.DATA, "its tls.crt is no authority's"),
+        ((200, '{"data": {"tls.crt": 7}}'), ExitCode.DATA, "its tls.crt is no authority's"),
+        (secret(LEAF), ExitCode.DATA, "holds a certificate that is no authority's"),
+        (secret(TWO), ExitCode.DATA, "its certificates name plant-a and plant-b"),
+        (secret(KEY.encode()), ExitCode.DATA, "holds a private key"),
+    ],
+)
+def test_a_secret_that_will_not_do(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
+    code: ExitCode,
+    words: str,
+) -> None:
+    file = kubeconfig(a=Server({"dlion-authority": answer}))
+    assert main(["trust", "show", "--kubeconfig", file]) == code
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+    assert KEY.splitlines()[1] not in said.err
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def entry(site: str, **changes: Any) -> dict[str, Any]:
+    made = {"name": site, "address": f"{site}.example:8446", "bundle": bundle(site)}
+    return made | changes
+
+
+def verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *sites: Any, options: tuple[str, ...] = ()
+) -> tuple[int, str]:
+    """Exit code and complaints of `verify` on a file that lists these."""
+    file = tmp_path / "all-sites.yaml"
+    file.write_text(yaml.safe_dump({"images": {"tag": 1}, "sites": list(sites)}, sort_keys=False))
+    code = main(["trust", "verify", str(file), *options])
+    said = capsys.readouterr()
+    assert KEY.splitlines()[1] not in said.out + said.err
+    return code, said.err
+
+
+def aged(age: timedelta, site: str = "plant-b") -> str:
+    return Authority(SiteName(site), now=NOW - age).bundle_pem.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bundle": ""}, "bundle: of plant-b is missing. Run `dlion trust show`"),
+        ({"bundle": "plant-b.pem"}, "of plant-b is not PEM of certificates"),
+        ({"bundle": bundle("plant-b") + KEY}, "of plant-b holds a private key"),
+        ({"bundle": LEAF.decode()}, "of plant-b holds a certificate that is no authority's"),
+        ({"bundle": bundle("plant-c")}, "of plant-b is of site plant-c"),
+        ({"bundle": bundle("plant-b") * 30}, "bytes long; allowed: 16000"),
+        ({"bundle": aged(timedelta(days=400))}, "of plant-b has run out on"),
+        ({"bundle": aged(timedelta(days=350))}, "of plant-b runs out on"),
+        ({"bundle": aged(timedelta(days=-2))}, "UTC only; check the clock"),
+        ({"address": ""}, "address: is missing"),
+        ({"address": "plant-b"}, "is no host:port (given: plant-b)"),
+        ({"address": "plant-b:65536"}, "is no host:port"),
+        ({"address": "plant-a.example:8446"}, "is that of plant-a, too"),
+        ({"name": "Plant-B"}, "sites[1].name: is not of the right form"),
+        ({"name": "plant-a"}, "is there already, in sites[0]"),
+        ({"cert": "x"}, 'there is no field "cert" here; allowed: name, address, bundle'),
+        ({"bundle": None, "name": None}, "sites[1].name"),
+    ],
+)
+def test_an_entry_that_will_not_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
+    entries = entry("plant-a"), entry("plant-b", **changes)
+    code, said = verified(tmp_path, capsys, *entries)
+    assert code == ExitCode.SPEC
+    assert words in said
+    assert "line " in said
+
+
+def test_everything_wrong_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = entry("plant-b", address="b", bundle=""), entry("plant-c", bundle=bundle("plant-b"))
+    code, said = verified(tmp_path, capsys, entry("plant-a"), *wrong)
+    assert code == ExitCode.SPEC
+    assert "3 problems" in said
+
+
+def test_two_sites_with_one_key_could_pass_for_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the certificates differ: that of a renewed authority is another for its key."""
+    foreign = own_authority("factory ca")
+    renewed = own_authority("factory ca 2")
+    entries = entry("plant-a", bundle=foreign), entry("plant-b", bundle=renewed)
+    code, said = verified(tmp_path, capsys, *entries)
+    assert code == ExitCode.SPEC
+    assert "of plant-b has the key of plant-a's" in said
+    assert verified(tmp_path, capsys, entries[0])[0] == 0  # by itself it will do
+
+
+def own_authority(organization: str) -> str:
+    """A certificate for one and the same key, as a factory's own authority may have."""
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+    key: Any = load_pem_private_key(KEY.encode(), None)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, organization)])
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    made = made.not_valid_before(NOW).not_valid_after(NOW + timedelta(days=365))
+    signed = made.add_extension(constraints, critical=True).sign(key, hashes.SHA256())
+    return signed.public_bytes(Encoding.PEM).decode()
+
+
+def test_a_bundle_that_was_renewed_holds_as_long_as_its_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = Authority(SiteName("plant-b"), now=NOW - timedelta(days=350))
+    both = old.renewed(now=NOW).bundle_pem.decode()
+    assert both.count("BEGIN") == 2
+    assert verified(tmp_path, capsys, entry("plant-b", bundle=both))[0] == 0
+    late = entry("plant-b", bundle=old.bundle_pem.decode())
+    assert verified(tmp_path, capsys, late)[0] == ExitCode.SPEC
+    assert verified(tmp_path, capsys, late, options=("--valid-for", "5"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("site: {name: plant-a}", ExitCode.SPEC, "sites"),
+        ("sites: []", ExitCode.SPEC, "has too few items"),
+        ("sites: plant-a", ExitCode.SPEC, "must be a list"),
+        ("- name: plant-a", ExitCode.SPEC, "sites"),
+        ("", ExitCode.SPEC, "is empty"),
+        ("sites: [", ExitCode.SPEC, "is not YAML"),
+        (None, ExitCode.DATA, "cannot be read"),
+    ],
+)
+def test_a_file_that_will_not_do(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    code: ExitCode,
+    words: str,
+) -> None:
+    file = tmp_path / "values.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["trust", "verify", str(file)]) == code
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "--address", "plant-a"],
+        ["show", "--contexts", "a,b", "--address", "a:1"],
+        ["show", "--contexts", "a,b", "-o", "pem"],
+        ["verify"],
+        ["verify", "f", "--valid-for", "-1"],
+        ["list"],
+    ],
+)
+def test_options_that_contradict_each_other(
+    kubeconfig: Callable[..., str], arguments: list[str]
+) -> None:
+    file = ["--kubeconfig", kubeconfig(a=None, b=None)] if arguments[0] == "show" else []
+    assert main(["trust", *arguments, *file]) == ExitCode.USAGE
