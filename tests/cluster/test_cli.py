@@ -1,4 +1,4 @@
-"""`dlion submit|get|watch|suspend|resume|delete` against a real API server.
+"""`dlion submit|get|watch|suspend|resume|delete|trust` against a real API server.
 
 Proves, on an API server without nodes, with the test in the operator's place (it writes the status
 through its own path): a manifest is created, unchanged, configured; a refused change says what was
@@ -12,6 +12,7 @@ Leaves out: logs and fetch, which need a node (test_cli_pods), and what an opera
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
@@ -33,8 +34,10 @@ import yaml
 import manifest_schema
 from api_server import Jobs, jobs_of
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
+from dlion_operator.authority import Authority
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -409,6 +412,34 @@ def test_no_jobs_are_no_error(shell: Shell, jobs: Jobs) -> None:
     assert json.loads(shell.said)["items"] == []
 
 
+def test_several_contexts_are_joined(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, SUCCEEDED)
+    config = yaml.safe_load(shell.kubeconfig.read_text())
+    (entry,) = config["contexts"]
+    whose = {key: entry["context"][key] for key in ("cluster", "user")}
+    config["clusters"].append({"name": "away", "cluster": {"server": "https://127.0.0.1:9"}})
+    config["contexts"] = [
+        {"name": "here", "context": whose | {"namespace": shell.namespace}},
+        {"name": "elsewhere", "context": whose | {"namespace": "default"}},
+        {"name": "away", "context": whose | {"cluster": "away"}},
+    ]
+    path = shell.folder / "contexts"
+    path.write_text(yaml.safe_dump(config))
+    command = ["get", name, "--contexts", "away,elsewhere,here", "--kubeconfig", str(path)]
+    shell.capture.readouterr()
+    assert main(command) == ExitCode.UNAVAILABLE
+    said = shell.capture.readouterr()
+    assert [row.split()[:3] for row in said.out.splitlines()[1:]] == [["here", name, "Succeeded"]]
+    assert "context away: no API server answers" in said.err
+    assert f"context elsewhere: there is no DLionJob '{name}' here" in said.err
+    assert main([*command, "-o", "json"]) == ExitCode.UNAVAILABLE
+    listed = json.loads(shell.capture.readouterr().out)
+    assert [len(each["items"]) for each in listed] == [0, 0, 1]
+    watch = ["watch", name, "--contexts", "here", "--timeout", "30", "--kubeconfig", str(path)]
+    assert main(watch) == 0
+
+
 # ---- watch ---------------------------------------------------------------------------------------
 
 
@@ -659,6 +690,31 @@ def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> 
     as_reader.kubeconfig.write_text(yaml.safe_dump(config))
     assert as_reader.dlion("get") == ExitCode.DATA
     assert "exec: process returned 1" in as_reader.complained
+
+
+def test_what_others_need_of_a_site_takes_one_right(
+    as_reader: Shell, kubectl: Kubectl, jobs: Jobs
+) -> None:
+    authority = Authority(SiteName("plant-a")).to_keep()
+    kept = {"tls.crt": authority.certificate_pem, "tls.key": authority.key_pem}
+    kubectl.apply({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "dlion-authority"},
+        "data": {key: base64.b64encode(value).decode() for key, value in kept.items()},
+    })  # fmt: skip
+    assert as_reader.dlion("trust", "show") == ExitCode.DENIED
+    assert "may not get secrets" in as_reader.complained
+    rule = ["--verb=get", "--resource=secrets", "--resource-name=dlion-authority"]
+    kubectl.run("create", "role", "trust", *rule)
+    everybody = f"--group=system:serviceaccounts:{kubectl.namespace}"
+    kubectl.run("create", "rolebinding", "trust", "--role=trust", everybody)
+    deadline_s = time.monotonic() + 30
+    while as_reader.dlion("trust", "show") == ExitCode.DENIED:  # until the API server knows it
+        assert time.monotonic() < deadline_s, as_reader.complained
+    (entry,) = yaml.safe_load(as_reader.said)["sites"]
+    assert entry["name"] == "plant-a"
+    assert entry["bundle"].encode() == authority.certificate_pem
+    assert "PRIVATE" not in as_reader.said
+    assert as_reader.dlion("trust", "show", "--secret", "other") == ExitCode.DENIED
 
 
 def test_jobs_without_pods_have_neither_logs_nor_results(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlion_cli.__main__ import main
 from manifest_table import changed, smallest
 from operator_process import OperatorProcess
 
@@ -221,7 +222,7 @@ def test_a_job_of_another_controller_is_left_alone(
 
 
 def test_the_site_keeps_its_authority_over_restarts(
-    kubectl: Kubectl, operator: OperatorProcess
+    kubectl: Kubectl, operator: OperatorProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubectl.apply(manifest())
     made(kubectl)
@@ -240,3 +241,6 @@ def test_the_site_keeps_its_authority_over_restarts(
         kubectl.get("configmap", "-l", "dlion.dev/job-name=digits")["items"][0]["data"]["pod.json"]
     )
     assert config["job_document"]["metadata"]["namespace"] == kubectl.namespace
+    show = ["trust", "show", "-o", "pem", "-n", "default"]
+    assert main([*show, "--kubeconfig", str(kubectl.kubeconfig)]) == 0
+    assert capsys.readouterr().out == first
