@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def registry_of(
     @kopf.on.login(registry=registry, retries=3)
     def logged_in(**keywords: Any) -> kopf.ConnectionInfo | None:
         if SERVICE_ACCOUNT.exists() and not os.environ.get("KUBECONFIG"):
-            return kopf.login_with_service_account(**keywords)
+            return _by_address(kopf.login_with_service_account(**keywords))
         return kopf.login_with_kubeconfig(**keywords)
 
     for kind, resource in (
@@ -62,6 +63,15 @@ def registry_of(
     ):
         _watch(kind, resource, store, trigger, registry)
     return registry
+
+
+def _by_address(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
+    """With the address that every pod is told: kopf's own is a name, and DNS may be away."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if info is None or not host:
+        return info
+    return replace(info, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _watch(

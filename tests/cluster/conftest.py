@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from audit import asked_by, refused
 from chart import Helm, helm_program
-from dlion_api.errors import UnavailableError
 from testbed.binaries import built
 from testbed.existing import existing_cluster
 from testbed.images import BUSYBOX_IMAGE
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testbed.kubectl import Kubectl
+    from testbed.sites import Site
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
@@ -46,15 +47,21 @@ def testbed_possible() -> None:
 
 
 @pytest.fixture(scope="module")
-def control_plane() -> Iterator[Kubectl]:
-    """An API server and nothing that runs pods; or the cluster of $DLION_TEST_KUBECONFIG."""
-    kubectl = existing_cluster()
-    if kubectl is not None:
-        yield kubectl
-        return
+def bare_site() -> Iterator[Site]:
+    """A site of its own with an API server and nothing that runs pods."""
     _require_testbed()
     with Testbed.up(name=f"c{os.getpid()}", sites=1, nodes=0) as made:
-        yield made.site("site-a").kubectl
+        yield made.site("site-a")
+
+
+@pytest.fixture(scope="module")
+def control_plane(request: pytest.FixtureRequest) -> Kubectl:
+    """An API server and nothing that runs pods; or the cluster of $DLION_TEST_KUBECONFIG."""
+    existing = existing_cluster()
+    if existing is not None:
+        return existing
+    site: Site = request.getfixturevalue("bare_site")
+    return site.kubectl
 
 
 def _require_testbed() -> None:
@@ -112,7 +119,10 @@ def operated_site(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) ->
         "--wait", "--timeout", "120s", values=values,
     )  # fmt: skip
     yield kubectl
+    account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
+    denied = refused(asked_by(account, testbed.site(SITE).control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
+    assert denied == [], "the operator asked for what the chart does not grant"
 
 
 @pytest.fixture
@@ -134,19 +144,10 @@ def api(control_plane: Kubectl) -> Kubectl:
     """An API server that knows DLionJobs, and runs no pods."""
     control_plane.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
     deadline_s = time.monotonic() + 30
-    while not _is_served(control_plane):
+    while not control_plane.knows("dlj"):
         assert time.monotonic() < deadline_s, "DLionJobs are not served"
         time.sleep(0.2)
     return control_plane
-
-
-def _is_served(kubectl: Kubectl) -> bool:
-    """`kubectl wait` ends with an error where a CRD has no conditions yet."""
-    try:
-        kubectl.run("get", "dlj", "--all-namespaces")
-    except UnavailableError:
-        return False
-    return True
 
 
 @pytest.fixture

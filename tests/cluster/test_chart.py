@@ -226,16 +226,8 @@ def job(kubectl: Kubectl) -> None:
     """One of a user's, in ml."""
     document = smallest()
     document["metadata"] = {"name": "mine"}
-    until(lambda: _served(kubectl))
+    until(lambda: kubectl.knows("dlj"))
     replace(kubectl, namespace="ml").run("create", "-f", "-", text=json.dumps(document))
-
-
-def _served(kubectl: Kubectl) -> bool:
-    try:
-        kubectl.get("dlionjobs", "-A")
-    except UnavailableError:
-        return False
-    return True
 
 
 def test_an_upgrade_names_the_other_sites(release: Helm, kubectl: Kubectl) -> None:

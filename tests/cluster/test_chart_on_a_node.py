@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.parse
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from audit import Right, asked_by, refused, used
 from chart import CHART, NAMESPACE, Helm, helm_program
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
@@ -76,17 +76,6 @@ def helm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return Helm(program, tmp_path_factory.mktemp("helm"), site.kubectl)
 
 
-def requests(site: Site) -> list[tuple[str, str, int]]:
-    """Verb, path and answer of all that the operator has asked of the API server."""
-    found = []
-    for line in site.control_plane.audit_log.read_text().splitlines():
-        event = json.loads(line)
-        if event["user"]["username"] == ACCOUNT:
-            path = urllib.parse.urlsplit(event["requestURI"]).path
-            found.append((event["verb"], path, int(event.get("responseStatus", {}).get("code", 0))))
-    return found
-
-
 def state_of(kubectl: Kubectl, name: str) -> str:
     """What the operator says of a job."""
     return str(kubectl.get("dlionjob", name).get("status", {}).get("state", ""))
@@ -97,7 +86,8 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     helm: Helm, site: Site, values: dict[str, Any], namespaces: list[str]
 ) -> None:
     chosen = values | {"namespaces": namespaces}
-    asked = len(requests(site))
+    log = site.control_plane.audit_log
+    before = len(asked_by(ACCOUNT, log))
     try:
         helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, "--wait",
                  "--timeout", "100s", values=chosen)  # fmt: skip
@@ -115,9 +105,9 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     while not (state_of(kubectl, name) and kubectl.get("jobs")["items"]):
         assert time.monotonic() < deadline_s, state_of(kubectl, name)
         time.sleep(0.5)
-    made = requests(site)[asked:]
-    assert [request for request in made if request[2] in {401, 403}] == []
-    assert ("create", "/apis/batch/v1/namespaces/ml/jobs", 201) in made
+    asked = asked_by(ACCOUNT, log)[before:]
+    assert refused(asked) == []
+    assert Right("batch", "jobs", "create") in used(asked, "ml")
     kubectl.run("delete", "dlionjob", name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -16,23 +17,77 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from dlion_api.errors import UnavailableError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from testbed.kubectl import Kubectl
+
 START_TIMEOUT_S = 60.0
+_AS_IN_A_POD = """
+mount -t tmpfs none /var/run
+mkdir -p /var/run/secrets/kubernetes.io
+ln -s "$0" /var/run/secrets/kubernetes.io/serviceaccount
+exec "$@"
+"""
+"""Puts a folder where a pod has its account; the process itself becomes the operator."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A service account as a pod has it: a folder with a token that may be exchanged (root)."""
+
+    folder: Path
+    address: str
+    """`host:port` of the API server."""
+
+    @classmethod
+    def of(cls, kubectl: Kubectl, name: str, folder: Path) -> Self:
+        """The account of that name in kubectl's namespace, with a token of an hour."""
+        cluster = json.loads(kubectl.run("config", "view", "--raw", "--minify", "-o", "json"))
+        about = cluster["clusters"][0]["cluster"]
+        folder.mkdir()
+        (folder / "ca.crt").write_bytes(base64.b64decode(about["certificate-authority-data"]))
+        made = cls(folder, urlsplit(about["server"]).netloc)
+        made.take(token_of(kubectl, name))
+        return made
+
+    @property
+    def token(self) -> str:
+        """What stands there now."""
+        return (self.folder / "token").read_text()
+
+    def take(self, token: str) -> None:
+        """From now on that token stands there, as when a kubelet exchanges one."""
+        new = self.folder / "token.new"
+        new.write_text(token)
+        new.rename(self.folder / "token")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a pod is told of its API server."""
+        host, _, port = self.address.rpartition(":")
+        return {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+
+
+def token_of(kubectl: Kubectl, account: str, *, seconds: int = 3600) -> str:
+    """A new token of a service account of kubectl's namespace."""
+    return kubectl.run("create", "token", account, f"--duration={seconds}s").strip()
 
 
 @dataclass
 class OperatorProcess:
-    """`python -m dlion_operator` with a kubeconfig; a context that ends it."""
+    """`python -m dlion_operator` with a kubeconfig or an account; a context that ends it."""
 
     folder: Path
-    kubeconfig: Path
+    access: Path | Account
     site: str = "plant-a"
     namespaces: tuple[str, ...] = ()
+    namespace: str = "default"
+    """Its own."""
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -80,15 +135,26 @@ class OperatorProcess:
         self.starts += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "dlion_operator", "--config", str(config),
-                    "--kubeconfig", str(self.kubeconfig), "--namespace", "default",
-                    "--log-format", "json",
-                ],
+                self._command(config),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environment},
-            )  # fmt: skip
+                env={**os.environ, **self.environment, **self._told_of_the_cluster()},
+            )
+
+    def _command(self, config: Path) -> list[str]:
+        command = [
+            sys.executable, "-m", "dlion_operator", "--config", str(config),
+            "--namespace", self.namespace, "--log-format", "json",
+        ]  # fmt: skip
+        if isinstance(self.access, Account):
+            alone = ["unshare", "--mount", "--propagation=private", "sh", "-ec", _AS_IN_A_POD]
+            return [*alone, str(self.access.folder), *command]
+        return [*command, "--kubeconfig", str(self.access)]
+
+    def _told_of_the_cluster(self) -> dict[str, str]:
+        if isinstance(self.access, Account):
+            return {**self.access.environment, "KUBECONFIG": ""}
+        return {}
 
     def is_running(self) -> bool:
         """Whether it has not ended."""

@@ -50,6 +50,14 @@ class Kubectl:
         """`kubectl get ... -o json`, parsed."""
         return json.loads(self.run("get", *arguments, "-o", "json"))
 
+    def knows(self, kind: str) -> bool:
+        """Whether the API server serves that kind, as it does some time after its CRD is made."""
+        try:
+            self.run("get", kind, "--all-namespaces", "--output=name")
+        except UnavailableError:
+            return False
+        return True
+
     def apply(self, *documents: dict[str, Any]) -> None:
         """`kubectl apply` of these documents, together."""
         together = {"apiVersion": "v1", "kind": "List", "items": list(documents)}

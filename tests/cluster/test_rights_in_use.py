@@ -1,0 +1,162 @@
+"""The rights that the chart grants, held against what the API server's audit log says is asked for.
+
+Proves, with a ClusterRole and with Roles alone: over a job's whole life - made, its pod on a silent
+node released, trained to its end, run again, suspended, deleted - with the operator under the
+chart's own account, nothing is refused, and every right is used but for those that stand here with
+a reason. Left out: pods that run (test_chart_on_a_node); the test stands in for their node.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from audit import Right, asked_by, listed, refused, used
+from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
+from dlion_api.names import SiteName
+from dlion_operator.authority import AUTHORITY_LIFE, Authority
+from operator_process import Account, OperatorProcess
+from podless_jobs import (
+    end_workers,
+    has_silent_worker,
+    lose_worker,
+    manifest,
+    state_of,
+    workers,
+)
+from testbed.sites import Testbed
+from trained_jobs import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from testbed.kubectl import Kubectl
+    from testbed.sites import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+HOME = "ml"
+USER = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
+MODES: dict[str, tuple[str, ...]] = {"cluster": (), "namespaced": (HOME,)}
+NEVER_ASKED = {
+    Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
+    " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
+    " the right up: no request asks for it",
+}
+
+
+@pytest.fixture(scope="module")
+def sites(testbed_possible: None) -> Iterator[list[Site]]:
+    """An API server for each mode, with nothing that runs pods."""
+    assert testbed_possible is None
+    with Testbed.up(name=f"r{os.getpid()}", sites=len(MODES), nodes=0) as made:
+        yield list(made.sites.values())
+
+
+@dataclass
+class Life:
+    """An operator with the chart's rights at one site, and what it goes through."""
+
+    site: Site
+    namespaces: tuple[str, ...]
+    folder: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """Of the jobs' namespace."""
+        return replace(self.site.kubectl, namespace=HOME)
+
+    @property
+    def system(self) -> Kubectl:
+        """Of the operator's."""
+        return replace(self.site.kubectl, namespace=NAMESPACE)
+
+    def install(self) -> OperatorProcess:
+        """The chart; the operator as a process under its account, not started."""
+        for name in (NAMESPACE, HOME):
+            self.site.kubectl.run("create", "namespace", name)
+        program = helm_program()
+        assert program is not None
+        helm = Helm(program, self.folder / "helm", self.site.kubectl)
+        values = {**SITE, "namespaces": list(self.namespaces)}
+        helm.run("install", RELEASE, str(CHART), "-n", NAMESPACE, values=values)
+        eventually(lambda: self.kubectl.knows("dlj"), what="the definition served")
+        return OperatorProcess(
+            self.folder,
+            Account.of(self.system, "dlion-operator", self.folder / "account"),
+            namespaces=self.namespaces,
+            namespace=NAMESPACE,
+            settings={"keeper": {"size": "1Gi"}},
+        )
+
+    def begin(self, operator: OperatorProcess) -> None:
+        """Two jobs; a pod of the first is on a node that says nothing."""
+        operator.kill()
+        self._age_the_authority()
+        operator.start()
+        self.kubectl.apply(manifest("first"), manifest("second"))
+        eventually(lambda: self._has_pods("first"), what="pods of the first job")
+        lose_worker(self.kubectl, "first")
+
+    def go_on(self) -> None:
+        """The second trains to its end and is run again; all go once the lost pod is released."""
+        eventually(lambda: self._has_pods("second"), what="pods of the second job")
+        end_workers(self.kubectl, "second")
+        self.kubectl.wait("--for=condition=Succeeded", "dlj/second")
+        self.kubectl.apply(manifest("second", runId="2"))
+        eventually(lambda: self._runs("second") == {"2"}, what="the second run alone")
+        eventually(lambda: self._has_pods("second"), what="pods of the second run")
+        self.kubectl.apply(manifest("second", runId="2", suspend=True))
+        eventually(lambda: state_of(self.kubectl, "second") == "Suspended", what="Suspended")
+        eventually(self._is_released, within_s=120, what="the lost pod released")
+        self.kubectl.run("delete", "dlj", "--all")
+
+    def _age_the_authority(self) -> None:
+        """So that its certificate is due to be renewed."""
+        long_ago = datetime.now(UTC) - AUTHORITY_LIFE + timedelta(days=30)
+        kept = Authority(SiteName(SITE["site"]["name"]), now=long_ago).to_keep()
+        files = {"tls.crt": kept.certificate_pem, "tls.key": kept.key_pem}
+        data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+        patch = json.dumps({"data": data})
+        self.system.run("patch", "secret", "dlion-authority", "--type=merge", "-p", patch)
+
+    def _has_pods(self, name: str) -> bool:
+        return len(workers(self.kubectl, name)) == 3
+
+    def _runs(self, name: str) -> set[str]:
+        """The runs that something is left of."""
+        kinds = "jobs,deployments,services,configmaps"
+        found = self.kubectl.get(kinds, "-l", f"dlion.dev/job-name={name}")["items"]
+        return {each["metadata"]["labels"]["dlion.dev/run-id"] for each in found}
+
+    def _is_released(self) -> bool:
+        return self._has_pods("first") and not has_silent_worker(self.kubectl, "first")
+
+
+def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: Path) -> None:
+    lives = {}
+    for (mode, namespaces), site in zip(MODES.items(), sites, strict=True):
+        lives[mode] = Life(site, namespaces, tmp_path / mode)
+        lives[mode].folder.mkdir()
+    first, second = lives.values()
+    with first.install() as one, second.install() as other:
+        first.begin(one)
+        second.begin(other)  # while the minute passes after which a pod is taken for lost
+        first.go_on()
+        second.go_on()
+    for mode, life in lives.items():
+        asked = asked_by(USER, life.site.control_plane.audit_log)
+        everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))
+        print(f"{mode}: {len(asked)} requests, {len(everywhere | jobs | own)} rights used")
+        assert refused(asked) == [], mode
+        assert everywhere | jobs == listed("jobs", "cluster") - NEVER_ASKED.keys(), mode
+        assert own == listed("operator"), mode
+        if life.namespaces:
+            assert everywhere == set()

@@ -1,0 +1,95 @@
+"""Jobs beside an API server that runs no pods: manifests, what comes of them, and what stands in
+for a node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from fault_proxy import waited
+from manifest_table import smallest
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+KINDS = "jobs,services,configmaps,deployments,pvc,pods"
+WORKERS = "app.kubernetes.io/component=worker"
+SILENT_NODE = "silent"
+_WITHIN_S = 60
+
+
+def manifest(name: str = "digits", *, small: int = 2, **changes: Any) -> dict[str, Any]:
+    """Two groups at plant-a, of `small` and one workers; `changes` are of its spec."""
+    document = smallest()
+    document["metadata"] = {"name": name}
+    groups = [{"name": "small", "workers": small}, {"name": "large", "workers": 1}]
+    document["spec"] |= {"sites": [{"name": "plant-a", "groups": groups}], **changes}
+    return document
+
+
+def children(kubectl: Kubectl) -> list[str]:
+    """Kind and name of all that belongs to a job, pods without their suffix; each owned once."""
+    found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
+    there = [each for each in found if not each["metadata"].get("deletionTimestamp")]
+    for each in there:
+        assert len(each["metadata"]["ownerReferences"]) == 1, each["metadata"]["name"]
+    return sorted(_place(each["kind"], each["metadata"]["name"]) for each in there)
+
+
+def _place(kind: str, name: str) -> str:
+    return f"{kind}/{re.sub('-[a-z0-9]{5}$', '', name)}" if kind == "Pod" else f"{kind}/{name}"
+
+
+def settled(kubectl: Kubectl, *, pods: int, jobs: int = 2) -> list[str]:
+    """The children, once there are so many Jobs and pods of theirs."""
+
+    def there() -> bool:
+        names = children(kubectl)
+        of_jobs = [each for each in names if each.startswith("Pod/") and "keeper" not in each]
+        return sum(each.startswith("Job/") for each in names) == jobs and len(of_jobs) == pods
+
+    assert waited(there, _WITHIN_S), children(kubectl)
+    return children(kubectl)
+
+
+def state_of(kubectl: Kubectl, name: str = "digits") -> str:
+    """The job's, in one word; empty before there is one."""
+    return str((kubectl.get("dlj", name).get("status") or {}).get("state", ""))
+
+
+def workers(kubectl: Kubectl, name: str = "digits") -> list[dict[str, Any]]:
+    """A job's workers' pods."""
+    chosen = f"dlion.dev/job-name={name},{WORKERS}"
+    found: list[dict[str, Any]] = kubectl.get("pods", "-l", chosen)["items"]
+    return found
+
+
+def has_silent_worker(kubectl: Kubectl, name: str = "digits") -> bool:
+    """Whether one of them is on the node of `lose_worker`."""
+    return any(pod["spec"].get("nodeName") == SILENT_NODE for pod in workers(kubectl, name))
+
+
+def end_workers(kubectl: Kubectl, name: str = "digits") -> None:
+    """Says in a kubelet's place that every worker has come to its end."""
+    ended = json.dumps({"status": {"phase": "Succeeded"}})
+    for pod in workers(kubectl, name):
+        kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
+                    "--type=merge", "-p", ended)  # fmt: skip
+
+
+def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
+    """Has a worker's pod deleted on a node that never says that it has ended."""
+    lost = workers(kubectl, name)[0]["metadata"]
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": SILENT_NODE}}
+    kubectl.apply(node)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": lost["name"]},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": SILENT_NODE},
+    }
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{lost['name']}/binding"
+    kubectl.run("create", "--raw", path, "-f", "-", text=json.dumps(binding))
+    kubectl.run("delete", "pod", lost["name"], "--grace-period=1", "--wait=false")
