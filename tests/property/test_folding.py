@@ -343,3 +343,26 @@ def test_weights_that_nobody_asked_for_and_strangers_move_nothing() -> None:
     assert machine.handle(MessageArrived(Rank(1), request)) == []  # it was told nothing
     (refused,) = machine.handle(MessageArrived(Rank(9), fold))
     assert isinstance(refused, Refuse)
+
+
+def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
+    job_spec, layout = full("bounded"), Layout(("w",), (20,))
+    replica = SplitCluster([4, 4], seed=0).replicas[Rank(0)]
+    machine = FoldingMachine(
+        build(job_spec, Rank(0), layout, [Rank(0), Rank(1)], grows=True),
+        replica,
+        rank=Rank(0),
+        ranks=None,
+        size=layout.size,
+        coding="float32",
+        least_samples=1,
+        slack=3,
+    )
+    newcomer = Rank(7)
+    machine.handle(MemberJoined(newcomer))
+    held = Message(MessageKind.HELD, 1, payload=encode_held({newcomer: 9, Rank(3): 5}))
+    assert machine.handle(MessageArrived(newcomer, held)) == []
+    assert machine.held == {newcomer: 9, Rank(3): 5}
+    absurd = Message(MessageKind.HELD, 1, payload=struct.pack("<I", 2**31))
+    (refused,) = machine.handle(MessageArrived(newcomer, absurd))
+    assert isinstance(refused, Refuse)

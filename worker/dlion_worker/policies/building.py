@@ -139,7 +139,7 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
         machine,
         context.replica,
         rank=context.rank,
-        ranks=context.ranks,
+        ranks=None if context.grows else context.ranks,
         size=context.layout.size,
         coding=context.coding,
         least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
