@@ -67,7 +67,7 @@ testbed-setup: setup ## Install and build what those clusters need (root; minute
 
 test: check ## Everything that must pass before a change lands
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) testbed-setup; fi  # without root the cluster tests are skipped
-	$(BIN)/pytest tests
+	tools/test-all
 
 measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
