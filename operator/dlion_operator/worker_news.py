@@ -27,26 +27,30 @@ DROP_FACTOR = 2.0
 DROPPED_FOR_S = 5.0
 """A link that carries less than its usual bandwidth over that factor, for so long, has dropped."""
 
-TOLD = {
-    EventReason.CHECKPOINT_FAILED: "CheckpointFailed",
-    EventReason.CHECKPOINT_KEPT: "CheckpointKept",
-    EventReason.CHECKPOINT_SAVED: "CheckpointSaved",
-    EventReason.DATA_SKIPPED: "DataSkipped",
-    EventReason.DATA_UNAVAILABLE: "DataUnavailable",
-    EventReason.EVALUATION_FAILED: "EvaluationFailed",
-    EventReason.KEEPER_AWAY: "KeeperAway",
-    EventReason.KEEP_FAILED: "KeepFailed",
-    EventReason.MESSAGE_REFUSED: "MessageRefused",
-    EventReason.MODEL_KEPT: "ModelKept",
-    EventReason.MODEL_PUBLISHED: "ModelPublished",
-    EventReason.PUBLISH_FAILED: "PublishFailed",
-    EventReason.RECORDS_DROPPED: "RecordsDropped",
-    EventReason.REPLICA_MISSING: "ReplicaMissing",
-    EventReason.RESUMED: "Resumed",
-    EventReason.WORKER_LOST: "PeerLost",
-    EventReason.WORKER_REJOINED: "WorkerRejoined",
-}
-"""Reasons of records that become events, and what these are called."""
+TOLD = frozenset(
+    {
+        EventReason.CHECKPOINT_FAILED,
+        EventReason.CHECKPOINT_KEPT,
+        EventReason.CHECKPOINT_SAVED,
+        EventReason.DATA_SKIPPED,
+        EventReason.DATA_UNAVAILABLE,
+        EventReason.EVALUATION_FAILED,
+        EventReason.FOLDED_TOGETHER,
+        EventReason.KEEPER_AWAY,
+        EventReason.KEEP_FAILED,
+        EventReason.MESSAGE_REFUSED,
+        EventReason.MODEL_KEPT,
+        EventReason.MODEL_PUBLISHED,
+        EventReason.PUBLISH_FAILED,
+        EventReason.RECORDS_DROPPED,
+        EventReason.REPLICA_MISSING,
+        EventReason.RESUMED,
+        EventReason.WORKER_LOST,
+        EventReason.WORKER_REJOINED,
+    }
+)
+"""Reasons of records that become events of the same reason, but for this one:"""
+PEER_LOST = "PeerLost"
 BANDWIDTH_DROPPED = "BandwidthDropped"
 
 
@@ -89,8 +93,8 @@ class WorkerNews:
         """One record, in the order of arrival."""
         match record:
             case EventRecord(rank=rank, reason=reason, message=message, warning=warning):
-                told = TOLD.get(reason)  # type: ignore[call-overload]  # an unknown one is text
-                if told is not None:
+                if reason in TOLD:
+                    told = PEER_LOST if reason == EventReason.WORKER_LOST else str(reason)
                     self._add(told, f"{self._name(rank)}: {message}", warning=warning)
             case LinkRecord():
                 self._watch(record)
