@@ -56,6 +56,8 @@ SERVED_AFTER_END = timedelta(minutes=10)
 """So long the keeper can hear that a run is over."""
 KNOWN_AFTER_S = 45.0
 """After this an operator that has started anew has heard from every worker that is there."""
+CLOCKS_DIFFER_S = 5.0
+"""The API server's clock tells when a Job was made, in whole seconds."""
 LOOK_AGAIN_S = 10.0
 
 
@@ -231,13 +233,18 @@ def _given_up(run: Run, seen: Observed) -> Finding | None:
     if too_long(run, seen.now - FINISH_WITHIN):
         return verdict(run, seen)
     has_trained = seen.run is not None and seen.run.training
-    if not has_trained and why_over(run, seen) and not _just_opened(seen):
+    if not has_trained and why_over(run, seen) and not _just_opened(run, seen):
         return failure(run)
     return None
 
 
-def _just_opened(seen: Observed) -> bool:
-    return seen.run is None or seen.run.open_s < KNOWN_AFTER_S
+def _just_opened(run: Run, seen: Observed) -> bool:
+    """Whether workers may be there that have not said so yet to this operator."""
+    if seen.run is None:
+        return True
+    age_s = (seen.now - run.made_at).total_seconds() if run.made_at else 0.0
+    has_served_all_along = age_s <= seen.run.open_s + CLOCKS_DIFFER_S
+    return seen.run.open_s < KNOWN_AFTER_S and not has_served_all_along
 
 
 def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
@@ -248,7 +255,7 @@ def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
     was_training = is_same and said.get(ConditionType.READY) == "True"
     was_training &= said.get(ConditionType.SUSPENDED) != "True"
     is_less = finding.situation in (Situation.WAITING, Situation.DEGRADED)
-    return was_training and is_less and _just_opened(seen)
+    return was_training and is_less and _just_opened(run, seen)
 
 
 def _lost_pods(run: Run, now: datetime) -> Iterator[Action]:

@@ -99,7 +99,9 @@ class World:
             made = copy.deepcopy(
                 children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
             )
-            made["metadata"]["uid"] = f"job-{group.name}"
+            made["metadata"] |= {
+                "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)
+            }  # fmt: skip
             made["status"] = {"startTime": stamp(self.now)}
             self.jobs[group.name] = made
             for index in range(group.workers):

@@ -469,12 +469,21 @@ def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
 def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
     world = training({"small": 3})
     before = dict(world.document["status"])
+    world.pass_by(30)
     world.run = RunView(open_s=1.0, ready={SiteName("plant-a"): 1})
     decision = world.look()
     assert decision.status is None
     assert decision.look_again_s is not None
     assert world.document["status"] == before
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1}, training=True)
+    assert ready_reason(world.look())[0] == "PeersLost"
+
+
+def test_a_loss_soon_after_the_start_is_told_at_once() -> None:
+    """The operator has served the run from its first moment: who is not there is not there."""
+    world = training({"small": 3})
+    world.pass_by(20)
+    world.run = RunView(open_s=20.0, ready={SiteName("plant-a"): 2}, training=True)
     assert ready_reason(world.look())[0] == "PeersLost"
 
 
