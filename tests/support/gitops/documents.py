@@ -13,7 +13,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
 from dlion_operator.observed import Refusal, RunView
-from operator_world import World, dlion_job
+from operator_world import World, dlion_job, stamp
 
 Document = dict[str, Any]
 
@@ -22,7 +22,7 @@ PAGE = ROOT / "docs/conditions.md"
 
 UNSEEN = "new or changed, and not looked at yet"
 STARTING = "pods start, or workers wait for peers"
-STUCK = "pods cannot start for a minute"
+STUCK = "pods cannot start for a minute, or run and do not join for five"
 TRAINING = "trains"
 DEGRADED = "trains without some workers"
 SUSPENDED = "suspended"
@@ -80,9 +80,9 @@ def cases() -> list[Case]:
     ]
 
 
-def _kept(world: World) -> Document:
-    """The job with the status that the operator decides on now."""
-    assert world.look().status is not None
+def _kept(world: World, **changes: Any) -> Document:
+    """The job with the status that the operator decides on now; `changes` are to what it sees."""
+    assert world.look(**changes).status is not None
     return copy.deepcopy(world.document)
 
 
@@ -173,10 +173,21 @@ def _no_image() -> Document:
 
 
 def _forbidden() -> Document:
-    world = World(dlion_job())
-    decision = world.look(refused=Refusal("403 exceeded quota", forbidden=True))
-    assert decision.status is not None
-    return copy.deepcopy(world.document)
+    return _kept(World(dlion_job()), refused=Refusal("403 exceeded quota", forbidden=True))
+
+
+def _upkeep_fails() -> Document:
+    return _kept(_begun(), hindrance="500 etcdserver: request timed out")
+
+
+def _does_not_join() -> Document:
+    world = _begun()
+    for pod in world.pods.values():
+        running = {"running": {"startedAt": stamp(world.now)}}
+        pod["status"]["containerStatuses"] = [{"name": "trainer", "state": running}]
+    world.run = RunView(open_s=400.0)
+    world.pass_by(400)
+    return _kept(world)
 
 
 def _trains() -> Document:
@@ -248,7 +259,7 @@ def _too_late() -> Document:
 _MAKERS: dict[str, tuple[Callable[[], Document], ...]] = {
     UNSEEN: (_fresh, _changed_while_training, _run_again),
     STARTING: (_first_look, _pods_run, _waits_for_peers, _below_quorum, _queued),
-    STUCK: (_no_pods, _no_image, _forbidden),
+    STUCK: (_no_pods, _no_image, _does_not_join, _forbidden, _upkeep_fails),
     TRAINING: (_trains, _ends),
     DEGRADED: (_lost_a_worker, _lost_a_site),
     SUSPENDED: (_suspended_from_the_start, _suspended_while_training),
