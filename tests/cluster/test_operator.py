@@ -1,9 +1,10 @@
 """The operator beside a real API server and its controllers, with nodes that keep no pods.
 
 Proves: what it makes is accepted and owned; deleting a job takes everything along, also with the
-operator gone; a status that kstatus reads; an unchanged job costs no request that changes anything;
-killing the operator at any time leaves no child twice; refusals become conditions; a change of the
-run id starts a new run; what an API server accepts never crashes it. Prints its memory.
+operator gone; a status of which kstatus, Flux and Argo CD say what docs/conditions.md says; an
+unchanged job costs no request that changes anything; killing the operator at any time leaves no
+child twice; refusals become conditions; a change of the run id starts a new run; what an API
+server accepts never crashes it. Prints its memory.
 Left out: pods that run (test_training), faults of the API server.
 """
 
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_cli.__main__ import main
+from gitops.agreement import agree
+from gitops.documents import FAILED, NOT_SELECTED, STARTING, STUCK, SUSPENDED, UNSEEN
 from manifest_table import changed, smallest
 from operator_process import OperatorProcess
 
@@ -99,10 +102,10 @@ def test_a_job_gets_its_children_and_goes_with_them(
         "ConfigMap", "Deployment", "Job", "Job", "Service", "Service"
     ]  # fmt: skip
     eventually(lambda: condition(kubectl, "Ready"))
-    status = kubectl.get("dlj", "digits")["status"]
-    assert status["observedGeneration"] == 1
-    assert status["readyWorkers"] == "0/4"
-    assert condition(kubectl, "Reconciling")["status"] == "True"
+    document = kubectl.get("dlj", "digits")
+    assert document["status"]["observedGeneration"] == 1
+    assert document["status"]["readyWorkers"] == "0/4"
+    agree(document, STARTING)
     job = kubectl.get("jobs")["items"][0]
     assert job["metadata"]["ownerReferences"][0]["kind"] == "DLionJob"
     assert "finalizers" not in kubectl.get("dlj", "digits")["metadata"]
@@ -131,6 +134,7 @@ def test_pods_that_fit_nowhere_are_said_so_and_then_no_request_changes_anything(
         within_s=90,
     )
     assert stuck["reason"] == "Unschedulable"
+    agree(kubectl.get("dlj", "digits"), STUCK)
     reasons = {each["reason"] for each in kubectl.get("events")["items"]}
     assert {"WorkersCreated", "WorkersStarting", "Unschedulable"} <= reasons
     before = versions(kubectl)
@@ -180,6 +184,7 @@ def test_what_the_api_server_refuses_is_said_in_the_status(
     )
     assert failed["reason"] == "InvalidSpec"
     assert "ports" in failed["message"]
+    agree(kubectl.get("dlj", "digits"), FAILED)
     assert not [each for each in children(kubectl) if each.startswith("Job/")]
     document["spec"] |= {"runId": "2", "podTemplate": None}
     kubectl.apply(document)
@@ -200,6 +205,7 @@ def test_suspended_jobs_cost_little(kubectl: Kubectl, operator: OperatorProcess)
         within_s=120,
     )
     assert children(kubectl) == set()
+    agree(kubectl.get("dlj", "job-0"), SUSPENDED)
     began_s, cpu_s = time.monotonic(), operator.cpu_s()
     time.sleep(20)
     busy = (operator.cpu_s() - cpu_s) / (time.monotonic() - began_s)
@@ -211,14 +217,21 @@ def test_suspended_jobs_cost_little(kubectl: Kubectl, operator: OperatorProcess)
     assert operator.memory_mb() <= 220
 
 
-def test_a_job_of_another_controller_is_left_alone(
+def test_jobs_of_another_controller_and_of_other_sites_are_left_alone(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
-    kubectl.apply(manifest("theirs", managedBy="kueue.x-k8s.io/multikueue"), manifest("ours"))
+    elsewhere = manifest("elsewhere")
+    elsewhere["spec"]["sites"][0]["name"] = "plant-b"
+    theirs = manifest("theirs", managedBy="kueue.x-k8s.io/multikueue")
+    kubectl.apply(theirs, manifest("ours"), elsewhere)
     eventually(lambda: condition(kubectl, "Ready", "ours"))
-    theirs = kubectl.get("dlj", "theirs")["status"]
-    assert (theirs["observedGeneration"], theirs["conditions"]) == (-1, [])
-    assert not [each for each in children(kubectl) if "theirs" in each]
+    eventually(lambda: condition(kubectl, "Ready", "elsewhere"))
+    agree(kubectl.get("dlj", "elsewhere"), NOT_SELECTED)
+    found = kubectl.get("dlj", "theirs")
+    assert (found["status"]["observedGeneration"], found["status"]["conditions"]) == (-1, [])
+    agree(found, UNSEEN)
+    names = ("theirs", "elsewhere")
+    assert not [each for each in children(kubectl) if any(name in each for name in names)]
 
 
 def test_the_site_keeps_its_authority_over_restarts(

@@ -4,8 +4,9 @@ Proves: three groups with hard CPU limits 4:2:1 train together from images of th
 of the batch follow the limits, `kubectl wait` sees the end, the fetched model knows the digits; a
 killed worker process, a deleted pod and a killed operator are no end of the run; a suspended job
 goes on where it was, on another node; deleting leaves nothing; a missing image or Secret, a node
-that there is none of, a program that raises and too little memory are said with a reason. Prints
-how long it took from `kubectl apply` to the first step, and to each of these.
+that there is none of, a program that raises and too little memory are said with a reason; kstatus,
+Flux and Argo CD say of each what docs/conditions.md says. Prints how long it took from `kubectl
+apply` to the first step, and to each of these.
 Left out: several sites (federation), faults of the API server, workers that are lost while they
 train (test_worker_losses).
 """
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gitops.agreement import agree
+from gitops.documents import FAILED, STUCK, SUCCEEDED, SUSPENDED, TRAINING
 from trained_jobs import (
     SYSTEM,
     eventually,
@@ -74,8 +77,11 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     applied_s = time.time()
     kubectl.apply(manifest(CPU))
     eventually(lambda: status_of(kubectl).get("stepsPerSecond"), within_s=200, what="steps")
+    wait_until_trains(kubectl)
+    agree(kubectl.get("dlj", "digits"), TRAINING)
     print(kubectl.run("get", "dlj"))
     kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=300)
+    agree(kubectl.get("dlj", "digits"), SUCCEEDED)
     print(kubectl.run("get", "dlj"))
     status = status_of(kubectl)
     assert status["trainerStatus"]["progressPercentage"] == 100
@@ -164,8 +170,9 @@ def test_what_goes_wrong_is_said_with_what_to_do(kubectl: Kubectl) -> None:
         ("no-image", "Stalled", "ImageUnavailable", "dlion.test/nowhere:1"),
     ):
         kubectl.wait(f"--for=condition={type_}", f"dlj/{name}", timeout_s=180)
-        conditions = kubectl.get("dlj", name)["status"]["conditions"]
-        (said,) = [each for each in conditions if each["type"] == type_]
+        document = kubectl.get("dlj", name)
+        agree(document, STUCK if type_ == "Stalled" else FAILED)
+        (said,) = [each for each in document["status"]["conditions"] if each["type"] == type_]
         assert said["reason"] == reason
         assert words in said["message"], said["message"]
         after_s = time.monotonic() - began_s
@@ -223,7 +230,7 @@ def test_a_suspended_job_goes_on_where_it_was_on_another_node(
     document["spec"]["suspend"] = True
     kubectl.apply(document)
     eventually(lambda: not kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"])
-    assert status_of(kubectl)["state"] == "Suspended"
+    agree(kubectl.get("dlj", "digits"), SUSPENDED)
     early = _steps(kubectl, tmp_path / "before")
     before = max(each["iteration"] for each in early)
     known = {each["incarnation"] for each in early}

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,8 @@ from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord, StepRecord
 from dlion_worker.results.events import read_events
 from dlion_worker.results.faults import iteration_losses
+from gitops.agreement import agree
+from gitops.documents import DEGRADED
 from trained_jobs import (
     eventually,
     fetched,
@@ -100,6 +102,12 @@ def train_on(kubectl: Kubectl) -> int:
     return before
 
 
+def degraded(kubectl: Kubectl) -> dict[str, Any] | None:
+    """The job, while its status calls it Degraded."""
+    document = kubectl.get("dlj", "digits")
+    return document if document["status"].get("state") == "Degraded" else None
+
+
 def test_workers_are_lost_come_and_go_while_a_job_trains(
     restricted: Kubectl, tmp_path: Path
 ) -> None:
@@ -112,7 +120,7 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
     for name, lose in LOSSES.items():
         began_s = time.monotonic()
         lose(kubectl)
-        eventually(lambda: status_of(kubectl).get("state") == "Degraded", what=f"Degraded, {name}")
+        agree(eventually(lambda: degraded(kubectl), what=f"Degraded, {name}"), DEGRADED)
         degraded_s = time.monotonic() - began_s
         wait_until_trains(kubectl)
         print(f"| {name} | {degraded_s:.0f} s | {time.monotonic() - began_s:.0f} s |")
