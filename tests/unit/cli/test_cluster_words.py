@@ -294,7 +294,7 @@ def test_without_the_client_it_says_how_to_install_it() -> None:
         "from dlion_cli.__main__ import main; sys.exit(main(['get']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "pip install 'dlion[cluster]'" in done.stderr
@@ -309,7 +309,7 @@ def test_help_of_the_clusters_commands_loads_neither_client_nor_tensorflow() -> 
         "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 

@@ -47,7 +47,7 @@ def start(folder: Path, code: str, **settings: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    words, _ = process.communicate(timeout=120)
+    words, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     return words.strip()
 
