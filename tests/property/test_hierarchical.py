@@ -4,8 +4,9 @@ Proved: without compression it is the mean by samples over all workers, whatever
 sites, and replicas agree bit for bit; with it, what a site sends and keeps, and the mean, median or
 trimmed mean of the sites, are the reference's; one site cannot carry a robust mean away; between
 sites one mean travels for each pair, of as many bytes as are trained; who leaves or comes back, a
-gateway or a whole site too, holds nobody, and is in line again; nonsense is refused; a restored
-machine goes on identically. Left out: real links, accuracy (tests/simulated).
+gateway or a whole site too, holds nobody, and is in line again; nor does a link that breaks hold
+anybody; nonsense is refused; a restored machine goes on identically. Left out: real links, accuracy
+(tests/simulated).
 """
 
 from __future__ import annotations
@@ -284,6 +285,37 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     cluster.run(seed, steps=meeting + 8)
     if (held_D == held_D[0]).all():  # a gateway's death may have parted the others
         assert_alike(cluster)
+
+
+@given(
+    seed=seeds,
+    sites=st.sampled_from([(3,), (2, 1), (3, 1), (2, 2), (2, 1, 1), (1, 1, 1), (2, 2, 2)]),
+    turn=st.integers(0, 60),
+    between=st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
+    seed: int, sites: tuple[int, ...], turn: int, between: int
+) -> None:
+    """Nor parts it replicas, but for those of sites whose gateways lose sight of each other; and
+    when it is back, all count again."""
+    cluster = cluster_of(list(sites), seed)
+    rng = np.random.default_rng(seed)
+    cluster.run(seed, steps=2)  # all know of all
+    for _ in range(turn):
+        cluster.turn(rng, steps=9)
+    one, other = (Rank(int(rank)) for rank in rng.choice(len(cluster.ranks), 2, replace=False))
+    gateways = {min(r for r in cluster.ranks if cluster.sites[r] == s) for s in "abc"[: len(sites)]}
+    cluster.cut(one, other, rng, between)
+    cluster.run(seed, steps=16)
+    if not {one, other} <= gateways:
+        assert_alike(cluster)
+    cluster.link_again(one, other)
+    cluster.run(seed, steps=22)
+    if not {one, other} <= gateways:
+        assert_alike(cluster)
+    total = sum(replica.local_batch_size for replica in cluster.replicas.values())
+    assert {replica.descents()[-1].samples for replica in cluster.replicas.values()} == {total}
 
 
 def gone_for_a_while(

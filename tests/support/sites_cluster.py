@@ -11,14 +11,14 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_worker.policies import build
-from dlion_worker.policies.interface import MemberJoined
+from dlion_worker.policies.interface import MemberJoined, MemberLeft
 from weights_cluster import WeightsCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Layout, Machine, Value
+    from dlion_worker.policies.interface import Event, Instruction, Layout, Machine, Value
     from policy_cluster import Replica
 
 
@@ -37,6 +37,7 @@ class SitesCluster(WeightsCluster):
         names = [chr(97 + at) for at, count in enumerate(sites) for _ in range(count)]
         self.sites = {Rank(at): name for at, name in enumerate(names)}
         self.alive = set(self.sites)
+        self._may_step: dict[Rank, bool] = {}
         super().__init__(job_spec, local_batch_sizes, layout=layout, seed=seed)
 
     def built(self, replica: Replica) -> Machine:
@@ -45,16 +46,43 @@ class SitesCluster(WeightsCluster):
             self.job_spec, replica.rank, self.layout, self.ranks, sites=self.sites, replica=replica
         )
 
+    def handle(self, rank: Rank, event: Event) -> list[Instruction]:
+        """As in any cluster; whether it may step is asked anew."""
+        self._may_step.pop(rank, None)
+        return super().handle(rank, event)
+
+    def may_step(self, rank: Rank) -> bool:
+        """As its machine said after its last event."""
+        if rank not in self._may_step:
+            self._may_step[rank] = super().may_step(rank)
+        return self._may_step[rank]
+
     def leave(self, gone: Rank) -> None:
         """A worker dies."""
         self.alive.discard(gone)
         super().leave(gone)
+
+    def cut(self, one: Rank, other: Rank, rng: np.random.Generator, between: int) -> None:
+        """Their link breaks, and they notice one after the other; so many turns lie between."""
+        for source, target in ((one, other), (other, one)):
+            self.links[source, target].clear()
+            self.handle(target, MemberLeft(source))
+            for _ in range(between):
+                self.turn(rng, steps=12)
+        self.links[one, other].clear()
+
+    def link_again(self, one: Rank, other: Rank) -> None:
+        """Their link is back."""
+        finished = {rank: self.replicas[rank].iteration for rank in (one, other)}
+        self.handle(one, MemberJoined(other, finished[other]))
+        self.handle(other, MemberJoined(one, finished[one]))
 
     def come_back(self, rank: Rank, source: Rank, state: Mapping[str, Value] | None = None) -> None:
         """A new incarnation takes over a worker's weights and iteration, or comes with a state."""
         replica, other = self.replicas[rank], self.replicas[source]
         self.alive.add(rank)
         replica.machine = self.built(replica)
+        self._may_step.pop(rank, None)
         replica.weights_D[:] = other.weights_D
         applied = int(other.machine.state()["iteration"])
         fresh = {**replica.machine.state(), "iteration": applied}

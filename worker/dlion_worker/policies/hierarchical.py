@@ -10,9 +10,10 @@ other that its step is done.
 
 The results are a log: an update for each iteration, applied in order. So a worker that comes late
 needs the weights of some iteration and every result since; the trainer lets it meet all others at
-an iteration (`catalogue.Policy.lock_step`). When
-a gateway leaves, the next one is given the gradients anew, or the result where it is out already.
-What a gateway had not sent of its site's means goes with it.
+an iteration (`catalogue.Policy.lock_step`). When a gateway leaves, the next one is given the
+gradients anew, or the result where it is out already. What a gateway had not sent of its site's
+means goes with it. Whose link to its gateway breaks while both go on takes the results from a
+worker that is linked with both, and counts again when the link is back (`site_gateways`).
 
 Source: ours, after hierarchical aggregation over band-limited channels; robust means between sites
 as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledgeTransfer` and
@@ -21,17 +22,11 @@ budgets have no part.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import (
-    GradientPart,
-    ValueCodec,
-    encode_whole,
-    require_finite,
-)
-from dlion_worker.policies.entries import Coded, Residual, code, largest
+from dlion_worker.codecs import require_finite
 from dlion_worker.policies.headers import stranger
 from dlion_worker.policies.interface import (
     Descend,
@@ -42,25 +37,19 @@ from dlion_worker.policies.interface import (
     Refuse,
     Send,
 )
-from dlion_worker.policies.peer_machine import PeerMachine, flat
-from dlion_worker.policies.site_means import (
-    Share,
-    combine,
-    dense,
-    entries_to_send,
-    gather,
-    groups_of,
-    mean_of,
-)
+from dlion_worker.policies.peer_machine import PeerMachine
+from dlion_worker.policies.site_coding import SiteCoder
+from dlion_worker.policies.site_gateways import Gateways, to_version
+from dlion_worker.policies.site_means import Share, combine, dense, groups_of, mean_of
 from dlion_worker.policies.site_messages import (
     MEAN,
     PART,
     RESULT,
-    TICK,
     Given,
     Heard,
     Told,
     check_source,
+    is_tick,
     mean_source,
     share_of,
 )
@@ -71,12 +60,17 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.policies.building import Context
-    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.entries import Coded
+    from dlion_worker.policies.interface import Machine, Value
     from dlion_worker.policies.parameters import HierarchicalParameters
+    from dlion_worker.policies.site_gateways import View
     from dlion_worker.policies.site_messages import Source
 
 _AHEAD = 1
 """Iterations that a worker can be ahead of one that it waits for: who is further has gone on."""
+
+_RESULTS = 2
+"""Kept: who follows this worker may lack the last but one, as it holds at most one step behind."""
 
 _OVERHEARD = 64
 """Iterations by which a result that is handed on may precede all that is known of its maker."""
@@ -93,22 +87,16 @@ class Hierarchical(PeerMachine):
     def __init__(self, context: Context, parameters: HierarchicalParameters) -> None:
         super().__init__(context, Rule(slack=0, spare=0, barrier=True))
         self._parameters = parameters
-        self._codec = context.coding
-        # each gateway codes the result: its rounding is to be the same
-        self._result_codec = replace(self._codec, seed=context.spec.trainer.seed)
+        self._coder = SiteCoder(context, parameters)
         self._groups = groups_of(context.ranks, context.sites, parameters.group_size)
-        self._group_of = {rank: at for at, group in enumerate(self._groups) for rank in group}
-        self._home = self._group_of[context.rank]
-        self._gradient_rest = Residual(self.size)
-        self._mean_rest = Residual(self.size)
+        self._gateways = Gateways(context.rank, self._groups)
+        self._group_of, self._home = self._gateways.group_of, self._gateways.home
         self._open = False  # the local step is done, its update not made
         self._applied = 0  # the last iteration whose result is in the weights
         self._part: Told | None = None
         self._mean: Told | None = None  # of this site, as it is sent, for the open iteration
-        self._result: Told | None = None
-        self._result_from: Rank = context.rank
+        self._results: deque[tuple[Told, Rank]] = deque(maxlen=_RESULTS)  # and who gave each
         self._heard = Heard()
-        self._stepped_to: dict[Rank, int] = {}  # by local steps since it joined, by nothing else
         self._given_up: dict[Rank, int] = {}  # nothing of iterations up to that one will come
         self._given = Given()
 
@@ -117,22 +105,13 @@ class Hierarchical(PeerMachine):
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
         """The own gradient, as it is coded; all hear that the step is done."""
         require_finite(step.gradient_D, "gradient")
-        coded = self._coded_gradient(step.gradient_D)
+        coded = self._coder.gradient(step.gradient_D)
         self._open = True
         self._mean = None
         self._part = self._told(PART, coded, step.local_batch_size)
         self._heard.forget_before(step.iteration)
         self._given.forget_before(step.iteration - 1)
-        return self.progress()
-
-    def _coded_gradient(self, gradient_D: Flat) -> Coded:
-        share = self._parameters.inside_share
-        if share >= 1 and self._codec.values is ValueCodec.FLOAT32:
-            return Coded(encode_whole(gradient_D, self._codec), GradientPart(gradient_D.copy()))
-        self._gradient_rest.value_D += gradient_D
-        count = max(1, round(share * self.size))
-        where = largest(self._gradient_rest.value_D, count) if share < 1 else slice(None)
-        return self._gradient_rest.send(where, self._codec)
+        return self._say(self._views())
 
     def _told(self, what: int, coded: Coded, samples: int) -> Told:
         """A message of the open iteration, with what its receivers will read."""
@@ -155,13 +134,25 @@ class Hierarchical(PeerMachine):
 
     @property
     def _gateway(self) -> Rank:
-        """Of this worker's site: itself, unless a lower rank there is known to train."""
-        trains = (rank for rank in self._members_of(self._home) if rank in self._stepped_to)
-        return min([self.context.rank, *trains])
+        """Whose results this worker takes; itself where it makes them."""
+        return self._gateways.gateway(self.synchronizer.in_step())[0]
 
     def _members_of(self, group: int) -> list[Rank]:
         """Workers of that site that are counted on, but this one."""
-        return [rank for rank in self.synchronizer.in_step() if self._group_of[rank] == group]
+        return self._gateways.members(group, self.synchronizer.in_step())
+
+    def _views(self) -> dict[Rank, View]:
+        """What members are to be told of gateways."""
+        return self._gateways.views(self.synchronizer.in_step(), self.synchronizer.active)
+
+    def _say(self, views: Mapping[Rank, View]) -> list[Instruction]:
+        """That the last local step is done, with those views."""
+        kind, own, samples = MessageKind.PROGRESS, self.synchronizer.own, self.local_batch_size
+        self._gateways.told(views)
+        return [
+            Send(rank, Message(kind, own, samples, to_version(view)))
+            for rank, view in views.items()
+        ]
 
     def _other_gateways(self) -> Iterator[Rank]:
         """Of each other site the lowest rank that trains; else whom it may have to begin with."""
@@ -170,19 +161,20 @@ class Hierarchical(PeerMachine):
         for group in range(len(self._groups)):
             known = [rank for rank in linked if self._group_of[rank] == group != self._home]
             if known:
-                yield min(known, key=lambda r: (r not in counted, r not in self._stepped_to, r))
+                trains = self._gateways.step_of
+                yield min(known, key=lambda r: (r not in counted, not trains(r), r))
 
     def _may_come(self, rank: Rank) -> bool:
         """Whether what that member owes for the open iteration may still be on its way."""
         own = self.synchronizer.own
-        passed = self._stepped_to.get(rank, 0) > own + _AHEAD
+        passed = self._gateways.step_of(rank) > own + _AHEAD
         return not passed and self._given_up.get(rank, 0) < own
 
     # ---- messages --------------------------------------------------------------------------------
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         is_step = message.kind in (MessageKind.GRADIENT, MessageKind.PROGRESS)
-        if not is_step or message.weights_version == TICK:
+        if not is_step or is_tick(message):
             return super()._message_arrived(sender, message)
         refusal = stranger(sender, self.context.rank, self.context.ranks)
         if refusal is not None:
@@ -204,9 +196,9 @@ class Hierarchical(PeerMachine):
         message = told.message
         if message.weights_version == RESULT:
             return self._apply(told, sender)
+        self._given.came(sender, message.iteration)
         if message.iteration >= self.synchronizer.own:
             self._heard.add(sender, told)
-            self._given.came(sender, message.iteration)
         return []
 
     def _known(self, source: Source) -> Told | None:
@@ -216,8 +208,7 @@ class Hierarchical(PeerMachine):
     def progress_arrived(self, sender: Rank, message: Message) -> None:
         """A step; without samples it says that nothing of that step will follow."""
         if message.local_batch_size:
-            latest = max(self._stepped_to.get(sender, 0), message.iteration)
-            self._stepped_to[sender] = latest
+            self._gateways.stepped(sender, message.iteration, message.weights_version)
         else:
             self._give_up(sender, message.iteration)
 
@@ -234,12 +225,12 @@ class Hierarchical(PeerMachine):
 
     def joined(self, rank: Rank, iteration: int) -> None:
         """What it has finished is not waited for; whether it trains will be heard."""
-        self._stepped_to.pop(rank, None)
+        self._gateways.gone(rank)
         self._give_up(rank, iteration)
 
     def left(self, rank: Rank) -> None:
         """What it has given counts; of what it was given nothing is known."""
-        self._stepped_to.pop(rank, None)
+        self._gateways.gone(rank)
         self._given_up.pop(rank, None)
         self._given.left(rank)
 
@@ -277,14 +268,19 @@ class Hierarchical(PeerMachine):
         gateway = self._gateway
         if gateway != self.context.rank:
             return not self._may_come(gateway)
-        others = [rank for rank in self.synchronizer.in_step() if rank in self._stepped_to]
-        own = self.synchronizer.own
-        return bool(others) and all(self._stepped_to[rank] > own + _AHEAD for rank in others)
+        steps = [self._gateways.step_of(rank) for rank in self.synchronizer.in_step()]
+        others = [step for step in steps if step]
+        return bool(others) and min(others) > self.synchronizer.own + _AHEAD
 
     def go_on(self) -> list[Instruction]:
         """At a gateway the site's mean and the result, once all is in; then what others lack."""
         if self._open and self._is_passed_over():
             self._open = False  # its gradient counts nowhere; the results will come
+        told = self._decide()
+        fresh = self._gateways.untold(self._views()) if self.synchronizer.stepped else {}
+        return told + self._say(fresh)
+
+    def _decide(self) -> list[Instruction]:
         if not (self._open and self._gateway == self.context.rank and not self._missing_parts()):
             return self._speak()
         self._take_mean()
@@ -301,11 +297,7 @@ class Hierarchical(PeerMachine):
             if rank != self.context.rank and (known := self._known(rank)) is not None:
                 shares[rank] = known.share
         samples, mean_D = mean_of(shares, self.size)
-        parameters, own = self._parameters, self.synchronizer.own
-        share, in_turn = parameters.between_share, parameters.combine != "mean"
-        gather(self._mean_rest.value_D, mean_D)
-        where = entries_to_send(self._mean_rest.value_D, share, own, in_turn=in_turn)
-        coded = self._mean_rest.send(where, self._codec)
+        coded = self._coder.mean(mean_D, self.synchronizer.own)
         self._mean = self._told(MEAN + self._home, coded, samples)
 
     def _take_result(self) -> list[Instruction]:
@@ -317,15 +309,16 @@ class Hierarchical(PeerMachine):
         trim = {"mean": None, "median": len(shares), "trimmed": self._parameters.trim}
         result_D = combine(shares, self.size, trim[self._parameters.combine])
         samples = sum(share.samples for share in shares)
-        coded = code(result_D, self._result_codec)
-        return self._apply(self._told(RESULT, coded, samples), self.context.rank)
+        told = self._told(RESULT, self._coder.result(result_D), samples)
+        return self._apply(told, self.context.rank)
 
     def _apply(self, told: Told, sender: Rank) -> list[Instruction]:
         """The update of an iteration, once; in the order of the log."""
         iteration = told.message.iteration
         if iteration <= self._applied:
             return []
-        self._applied, self._result, self._result_from = iteration, told, sender
+        self._applied = iteration
+        self._results.append((told, sender))
         self._open = self._open and iteration < self.synchronizer.own
         return [Descend(dense(told.share, self.size), told.share.samples)]
 
@@ -340,35 +333,35 @@ class Hierarchical(PeerMachine):
             counted = self.synchronizer.in_step()
             for rank in self._other_gateways():
                 told += self._give(rank, self._mean) if rank in counted else []
-        if self._result is not None:
-            for rank in self._lacks_result():
-                told += self._give(rank, self._result)
+        for result, giver in self._results:
+            for rank in self._lacks(result.message.iteration, giver, gateway):
+                told += self._give(rank, result)
         return told
 
     def _pass_on(self) -> list[Instruction]:
         """To the gateway: the own gradient, and means that came here instead of there."""
-        gateway, own = self._gateway, self.synchronizer.own
+        gateway, is_in_sight = self._gateways.gateway(self.synchronizer.in_step())
+        if not is_in_sight:
+            return []  # who stands in for it only hands results on
         told = self._give(gateway, self._part)
-        for sender, mean in self._heard.means(own):
+        for sender, mean in self._heard.means(self.synchronizer.own):
             told += self._give(gateway, mean) if sender != gateway else []
         return told
 
-    def _lacks_result(self) -> Iterator[Rank]:
-        """Who may need the last result of this worker: of a gateway its site's workers, and such
-        gateways of other sites as were given nothing else; otherwise a gateway that is new, and who
-        took this worker for one."""
-        assert self._result is not None
-        iteration = self._result.message.iteration
-        if self._gateway == self.context.rank:
-            for rank in self.synchronizer.active:
-                if self._group_of[rank] == self._home:
-                    yield rank
+    def _lacks(self, iteration: int, giver: Rank, gateway: Rank) -> Iterator[Rank]:
+        """Who may need that result of this worker: who follows it; of a gateway its site's workers,
+        and such gateways of other sites as were given nothing else; otherwise a gateway that is
+        new, and who took this worker for one."""
+        linked = self.synchronizer.active
+        yield from self._gateways.followers(linked)
+        if gateway == self.context.rank:
+            yield from self._gateways.members(self._home, linked)
             for rank in self._other_gateways():
                 if not self._given.has(rank, MEAN + self._home, iteration):
                     yield rank
             return
-        if self._result_from != self._gateway:
-            yield self._gateway
+        if giver != gateway:
+            yield gateway
         yield from self._given.givers(iteration)
 
     def _give(self, rank: Rank, told: Told | None) -> list[Instruction]:
@@ -384,17 +377,10 @@ class Hierarchical(PeerMachine):
 
     def state(self) -> dict[str, Value]:
         """With what has not been sent yet, as of the last update that the weights have taken."""
-        state = super().state()
-        state["iteration"] = self._applied
-        for name, rest in (("gradient_rest", self._gradient_rest), ("mean_rest", self._mean_rest)):
-            if rest.value_D.any():
-                state[f"{name}_D"] = rest.value_D.copy()
-        return state
+        return {**super().state(), "iteration": self._applied, **self._coder.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave; before any other event."""
         super().restore(state)
         self._applied = self.synchronizer.own
-        for name, rest in (("gradient_rest", self._gradient_rest), ("mean_rest", self._mean_rest)):
-            if f"{name}_D" in state:
-                rest.value_D = flat(state[f"{name}_D"])
+        self._coder.restore(state)

@@ -1,6 +1,7 @@
 """What workers of `hierarchical` tell each other: kinds of messages, their checks, what is kept.
 
-A message's weights version says what it is. Entries go as `GRADIENT`; where all are zeros, the same
+A message's weights version says what it is (of a word that a step is done, a view of gateways, too:
+`site_gateways`). Entries go as `GRADIENT`; where all are zeros, the same
 goes as `PROGRESS` without a payload. Whatever arrives is untrusted; it is kept by its sender, so
 that nobody can displace what another has said.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import decode_gradient
 from dlion_worker.policies.interface import Message, MessageKind
+from dlion_worker.policies.site_gateways import from_version
 from dlion_worker.policies.site_means import Share
 
 if TYPE_CHECKING:
@@ -47,6 +49,12 @@ class Told:
 
     message: Message
     share: Share
+
+
+def is_tick(message: Message) -> bool:
+    """Whether it says that a local step is done, with a view of gateways or without."""
+    is_view = from_version(message.weights_version) is not None
+    return message.weights_version == TICK or (is_view and message.kind is MessageKind.PROGRESS)
 
 
 def check_source(
