@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import graph_policies
 from dlion_api.measurements import Grouping
 from dlion_api.names import Rank
 from dlion_worker.policies.clusters import graph_of_groups
@@ -25,7 +26,7 @@ from dlion_worker.policies.interface import (
     MemberLeft,
     Regrouped,
 )
-from policy_cluster import spec
+from graph_policies import lockstep, mixing_matrix
 from weights_cluster import WeightsCluster, run_at_random, weights_spec
 
 if TYPE_CHECKING:
@@ -82,20 +83,8 @@ def clustered(job_spec: Spec) -> Spec:
 
 
 KINDS: dict[str, Spec] = {
-    "full in lock step": spec(exchange={"policy": "full"}, synchronization={"mode": "synchronous"}),
-    "full, bounded": spec(
-        exchange={"policy": "full"}, synchronization={"mode": "bounded", "maxStaleness": 1}
-    ),
-    "selective in lock step": spec(
-        exchange={"propagation": "selective", "propagationPeers": 1},
-        synchronization={"mode": "synchronous"},
-    ),
-    "gaia": weights_spec("gaia"),
-    "hop": weights_spec("hop"),
+    **graph_policies.KINDS,
     "hop without backup": weights_spec("hop", backupWorkers=0, staleness=0),
-    "eventgrad": weights_spec("eventgrad", bound=0),
-    "localsgd": weights_spec("localsgd", localSteps=2),
-    "async": weights_spec("async", bound=1),
 }
 
 
@@ -129,26 +118,23 @@ def test_hop_averages_by_the_newest_grouping() -> None:
     for grouping in (GROUPINGS[0], GROUPINGS[2], GROUPINGS[4]):
         for rank in cluster.ranks:
             cluster.regroup(rank, grouping)
-        graph = graph_of_groups(grouping)
-        w = np.zeros((6, 6))
-        for one in graph:
-            for other in graph[one]:
-                w[one, other] = 1 / (1 + max(len(graph[one]), len(graph[other])))
-            w[one, one] = 1 - w[one].sum()
+        w = mixing_matrix(graph_of_groups(grouping))
         np.testing.assert_allclose(w.sum(axis=0), 1.0)
-        for of_step in chance.standard_normal((4, 6, 7)).astype(np.float32):
-            expected = w @ (expected - 0.1 * of_step)
-            for rank in cluster.ranks:
-                cluster.step(rank, of_step[rank].copy())
-            cluster.deliver_all()
+        expected = averaged(cluster, expected, w, chance)
         # A link that has just come up is counted on from its second step: the first round may miss
         # it, so the reference is set anew there.
         if grouping is GROUPINGS[0]:
             np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
-        expected = cluster.weights().astype(np.float64)
-        for of_step in chance.standard_normal((4, 6, 7)).astype(np.float32):
-            expected = w @ (expected - 0.1 * of_step)
-            for rank in cluster.ranks:
-                cluster.step(rank, of_step[rank].copy())
-            cluster.deliver_all()
+        expected = averaged(cluster, cluster.weights().astype(np.float64), w, chance)
         np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
+
+
+def averaged(
+    cluster: WeightsCluster, before: np.ndarray, w: np.ndarray, chance: np.random.Generator
+) -> np.ndarray:
+    """Four rounds of the cluster, and what they should have made of the weights."""
+    gradients = chance.standard_normal((4, 6, 7)).astype(np.float32)
+    lockstep(cluster, gradients)
+    for of_step in gradients:
+        before = w @ (before - 0.1 * of_step)
+    return before

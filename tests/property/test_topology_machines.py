@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graph_policies
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
 from dlion_worker.policies import build
@@ -31,7 +32,7 @@ from dlion_worker.policies.interface import (
     Refuse,
 )
 from dlion_worker.policies.topology import graph_of
-from policy_cluster import spec
+from graph_policies import lockstep, mixing_matrix
 from weights_cluster import WeightsCluster, run_at_random, weights_spec
 
 LAYOUT = Layout(("a",), (7,))
@@ -59,21 +60,9 @@ def on(graph: tuple[str, int | None], job_spec: Spec) -> Spec:
 
 
 KINDS: dict[str, Spec] = {
-    "full in lock step": spec(exchange={"policy": "full"}, synchronization={"mode": "synchronous"}),
-    "full, bounded": spec(
-        exchange={"policy": "full"}, synchronization={"mode": "bounded", "maxStaleness": 1}
-    ),
-    "selective in lock step": spec(
-        exchange={"propagation": "selective", "propagationPeers": 1},
-        synchronization={"mode": "synchronous"},
-    ),
-    "gaia": weights_spec("gaia"),
-    "hop": weights_spec("hop"),
+    **graph_policies.KINDS,
     "d2": weights_spec("d2"),
-    "eventgrad": weights_spec("eventgrad", bound=0),
     "adpsgd": weights_spec("adpsgd", overlap=False),
-    "localsgd": weights_spec("localsgd", localSteps=2),
-    "async": weights_spec("async", bound=1),
 }
 
 
@@ -106,14 +95,6 @@ def test_a_message_from_who_is_no_neighbour_is_refused(policy: str) -> None:
     assert not machine.handle(MessageArrived(Rank(1), hello))
 
 
-def lockstep(cluster: WeightsCluster, gradients: np.ndarray) -> None:
-    """All step with these gradients, one of each, [steps, workers, D]."""
-    for of_step in gradients:
-        for rank in cluster.ranks:
-            cluster.step(rank, of_step[rank].copy())
-        cluster.deliver_all()
-
-
 @pytest.mark.parametrize("graph", [RING, RANDOM, ("bipartite", 2)])
 def test_eventgrad_averages_with_all_neighbours(graph: tuple[str, int | None]) -> None:
     cluster = GraphCluster(on(graph, weights_spec("eventgrad", threshold=0, bound=0)), [4] * 8)
@@ -132,12 +113,7 @@ def test_hop_averages_by_the_graph(graph: tuple[str, int | None]) -> None:
     count = 7 if graph[0] == "bipartite" else 8
     job_spec = on(graph, weights_spec("hop", backupWorkers=0, staleness=0, skipBehind=0))
     cluster = GraphCluster(job_spec, [4] * count, rate=0.1)
-    degree = [len(cluster.graph[Rank(rank)]) for rank in range(count)]
-    w = np.zeros((count, count))
-    for one in range(count):
-        for other in cluster.graph[Rank(one)]:
-            w[one, other] = 1 / (1 + max(degree[one], degree[other]))
-        w[one, one] = 1 - w[one].sum()
+    w = mixing_matrix(cluster.graph)
     gradients = np.random.default_rng(1).standard_normal((6, count, 7)).astype(np.float32)
     expected = cluster.weights().astype(np.float64)
     for of_step in gradients:

@@ -9,7 +9,6 @@ tests still see a site that is cut off from the others.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
@@ -19,7 +18,11 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_worker.environments.plan import Pipe
 from dlion_worker.local.in_namespace import in_namespace, run_batch, run_tool
-from dlion_worker.local.namespaces import CONGESTION_CONTROLS, prepare_namespace
+from dlion_worker.local.namespaces import (
+    CONGESTION_CONTROLS,
+    prepare_namespace,
+    routed_networks,
+)
 from dlion_worker.local.shaping import UNLIMITED_BYTES_PER_S, ShapedInterface, gso_bytes
 
 if TYPE_CHECKING:
@@ -34,12 +37,7 @@ def free_base_octet(site_count: int) -> int:
 
     Raises: UnavailableError where there is none.
     """
-    routes = json.loads(run_tool("ip", "-j", "-4", "route", "show", "table", "all"))
-    taken = [
-        ip_network(route["dst"], strict=False)
-        for route in routes
-        if route.get("dst", "default") != "default"
-    ]
+    taken = routed_networks()
     for base in range(_FIRST_OCTET, _LAST_OCTET - site_count):
         wanted = [ip_network(f"10.{base + k}.0.0/16") for k in range(site_count + 1)]
         if not any(mine.overlaps(other) for mine in wanted for other in taken):

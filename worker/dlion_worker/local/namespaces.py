@@ -252,12 +252,7 @@ def free_subnet() -> IPv4Network:
 
     Raises: UnavailableError where there is none.
     """
-    routes = json.loads(run_tool("ip", "-j", "-4", "route", "show", "table", "all"))
-    taken = [
-        ip_network(route["dst"], strict=False)
-        for route in routes
-        if route.get("dst", "default") != "default"
-    ]
+    taken = routed_networks()
     for candidate in ip_network("10.213.0.0/16").subnets(new_prefix=24):
         if not any(candidate.overlaps(other) for other in taken):
             assert isinstance(candidate, IPv4Network)
@@ -266,6 +261,16 @@ def free_subnet() -> IPv4Network:
         "no free subnet among 10.213.0.0/16: every /24 of it overlaps with a route of this "
         "machine. Remove what uses them, or run unprivileged (through the relay)"
     )
+
+
+def routed_networks() -> list[IPv4Network]:
+    """What the routes of the runner's namespace lead to, but for the default one."""
+    routes = json.loads(run_tool("ip", "-j", "-4", "route", "show", "table", "all"))
+    return [
+        IPv4Network(route["dst"], strict=False)
+        for route in routes
+        if route.get("dst", "default") != "default"
+    ]
 
 
 def _namespaces() -> list[str]:

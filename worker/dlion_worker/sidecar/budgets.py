@@ -280,11 +280,11 @@ class LinkBudgets:
         limit = self._overlap_fraction(shared=shared) * sum(share_bytes.values())
         spoken_for, wanted = 0.0, 0.0
         for peer, share in share_bytes.items():
-            demand = self._links[peer].demand_bytes() if shared else None
-            if demand is None:
+            demand = self._demand_bytes(peer) if shared else math.inf
+            if math.isinf(demand):
                 wanted += share
             else:
-                spoken_for += min(share, DEMAND_MARGIN * demand)
+                spoken_for += min(share, demand)
         free = max(limit - spoken_for, limit * LEAST_FREE_FRACTION)
         return min(1.0, free / wanted) if wanted > 0 else 1.0
 
@@ -301,6 +301,7 @@ class LinkBudgets:
         return sum(min(each, self._demand_bytes(peer)) for peer, each in budget_bytes.items())
 
     def _demand_bytes(self, peer: Rank) -> float:
+        """The most that its link will take, with a margin; infinite where it takes what it can."""
         demand = self._links[peer].demand_bytes()
         return math.inf if demand is None else DEMAND_MARGIN * demand
 
