@@ -100,7 +100,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Finished:
-    """A simulated run that came to its end."""
+    """A simulated run that was not broken off."""
 
     folder: Path
     summary: Json
@@ -225,16 +225,19 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
     ):
         folder.write_environment(asked.environment)
         try:
-            simulated, stop_reason = _simulate(asked, folder, console=console)
+            simulated, ending = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
             finish_broken(folder, DLionError("interrupted"), now=now, with_report=False)
             return ExitCode.INTERRUPTED
         except (DLionError, OSError) as error:
             finish_broken(folder, error, now=now, with_report=asked.with_report)
             raise
-        summary, report = _finish(asked, folder, simulated, stop_reason, interruption, now=now)
+        ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
+        summary, report = _finish(asked, folder, simulated, ending, interruption)
+        if not ending.succeeded:
+            click.echo(f"dlion: {ending.message}", err=True)
         show(asked, Finished(folder.path, summary, report, simulated))
-        return ExitCode.OK
+        return ExitCode.OK if ending.succeeded else ExitCode.UNAVAILABLE
 
 
 def refuse_endless(job: Job, source: str) -> None:
@@ -264,7 +267,7 @@ def refuse_endless(job: Job, source: str) -> None:
         raise SpecError(problems, source=source)
 
 
-def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[Simulated, str]:
+def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[Simulated, Ending]:
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
     from dlion_worker.simulation.run import Simulation  # TensorFlow: only when all else is right
@@ -303,20 +306,20 @@ def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[
         exchange_core_s=asked.exchange_core_s,
         calibration=asked.calibration,
     )
-    return simulated, outcome.stop_reason
+    ending = Ending(
+        stop_reason=outcome.stop_reason, message=outcome.problem, succeeded=not outcome.problem
+    )
+    return simulated, ending
 
 
 def _finish(
     asked: Asked,
     folder: ResultFolder,
     simulated: Simulated,
-    stop_reason: str,
+    ending: Ending,
     interruption: Interruption,
-    *,
-    now: datetime,
 ) -> tuple[Json, Path | None]:
-    """Summary and page of a run that came to its end."""
-    ending = Ending(stop_reason=stop_reason, started_at=now.isoformat(timespec="seconds"))
+    """Summary and page of a run that was not broken off."""
     summary = folder.finish(ending)
     text = json.dumps(simulated.document(), indent=2) + "\n"
     write_atomically(folder.path / SIMULATION, text.encode(), mode=0o644)

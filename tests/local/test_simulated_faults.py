@@ -181,7 +181,11 @@ def test_a_worker_that_is_gone_for_good_ends_a_job_that_is_to_fail(
 ) -> None:
     run = runs["fail"]
     reason = "worker 1 is gone for good, and failurePolicy is Fail"
-    assert run.summary["ending"]["stop_reason"] == reason
+    ending = run.summary["ending"]
+    assert (ending["stop_reason"], ending["message"]) == (reason, reason)
+    assert ending["succeeded"] is False
+    assert run.exit_code == ExitCode.UNAVAILABLE
+    assert len(run.events("ModelSaved")) == 2, "what was trained is kept all the same"
     assert CRASH_S <= run.summary["time_s"] < CRASH_S + 2 * STEP_S
 
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 _PROGRAM = """
-import json, sys
+import json, pathlib, sys
 from dlion_cli.simulate import simulate
 for arguments in json.load(sys.stdin):
-    simulate.main(arguments, standalone_mode=False)
+    code = simulate.main(arguments, standalone_mode=False)
+    out = pathlib.Path(arguments[arguments.index("--out") + 1])
+    (out / "exit-code").write_text(str(int(code)))
 """
 
 
@@ -44,6 +46,7 @@ class Simulated:
     summary: Mapping[str, Any]
     trace_hash: str
     records: Sequence[Mapping[str, Any]]
+    exit_code: int
     steps: Mapping[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     """Of each rank, in order."""
 
@@ -105,5 +108,6 @@ def _read(folder: Path) -> Simulated:
         json.loads((out / "summary.json").read_text()),
         json.loads((out / "simulation.json").read_text())["traceHash"],
         records,
+        int((out / "exit-code").read_text()),
         steps,
     )

@@ -51,14 +51,17 @@ class Roster:
         *,
         build: Callable[[WorkerIdentity, int], VirtualWorker],
         stopped: Callable[[str], None],
+        failed: Callable[[str], None],
         lost: Callable[[Rank], str | None],
     ) -> None:
         """`build(identity, incarnation)`: a worker without links. `stopped`: the run is over, and
-        why. `lost`, told of a worker that never comes back, says why the run is over."""
+        why; `failed`: and it has not come to its end. `lost`, told of a worker that never comes
+        back, says why the run is over."""
         self._job, self._plan = job, plan
         self._clock, self._network = clock, network
         self._conditions = plan.initial
-        self._build, self._stopped, self._lost = build, stopped, lost
+        self._build, self._lost = build, lost
+        self._stopped, self._failed = stopped, failed
         self.workers: dict[Rank, VirtualWorker] = {}
         """All that have ever come, in order of rank."""
         self._members: dict[Rank, Member] = {}
@@ -173,7 +176,7 @@ class Roster:
         if absence.comes_s is None:
             self._lost_for_good.add(rank)
             if why := self._why_over():
-                self._stopped(f"worker {rank} is gone for good, and {why}")
+                self._failed(f"worker {rank} is gone for good, and {why}")
             elif reason := self._lost(rank):
                 self._stopped(reason)
 

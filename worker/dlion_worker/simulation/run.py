@@ -58,6 +58,8 @@ class SimulationOutcome:
     """How a simulated run ended."""
 
     stop_reason: str
+    problem: str
+    """What ended the run before its end; empty: it ended as it should."""
     virtual_s: float
     wall_s: float
     trace_hash: str
@@ -102,7 +104,7 @@ class Simulation:
         self._paces: dict[Rank, Pace] = {}
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
-        self._stop_reason = ""
+        self._stop_reason = self._problem = ""
         self._last_s = 0.0
         """When the last worker did something, once the run is to end."""
         self._standing: list[Phase] = []
@@ -136,6 +138,7 @@ class Simulation:
             self._trace.weights(worker.parts.replica.model.weights_D)
         return SimulationOutcome(
             self._stop_reason,
+            self._problem,
             virtual_s,
             time.monotonic() - began_s,
             self._trace.hexdigest(),
@@ -168,6 +171,7 @@ class Simulation:
             self._network,
             build=self._worker,
             stopped=self._stop,
+            failed=self._fail,
             lost=self._lost,
         )
         self._around = Surroundings(
@@ -313,6 +317,12 @@ class Simulation:
         """Nobody in particular says so."""
         ranks = [*self._roster.inside, *self._roster.workers]
         self._stopped(ranks[0], reason)
+
+    def _fail(self, problem: str) -> None:
+        """The run ends in order, but it is none that has succeeded."""
+        if not self._stop_reason:
+            self._problem = problem
+            self._stop(problem)
 
     def _stopped(self, rank: Rank, reason: str) -> None:
         if self._stop_reason:
