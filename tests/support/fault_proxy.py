@@ -1,8 +1,8 @@
 """A proxy before an API server that records every request and, on command, misbehaves.
 
 Plain HTTP on a free port of 127.0.0.1, with a kubeconfig of its own; it asks the real API server
-with the credentials of the kubeconfig that it was given. Used by `test_api_faults`; it runs in a
-thread, so that a test may stand still. It knows nothing of what passes through.
+with the credentials of the kubeconfig that it was given. It runs in a thread, so that a test
+may stand still. It knows nothing of what passes through.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class FaultProxy:
         self.requests: list[Request] = []
         self.answer: Answer | None = None
         """Answered instead of the API server; None: nothing is."""
+        self.delay_s = 0.0
+        """How late every answer is."""
         self.silent = False
         """Whether watches bring nothing more; what comes meanwhile is lost."""
         self.kubeconfig = folder / "through-the-proxy.yaml"
@@ -93,6 +95,12 @@ class FaultProxy:
     def mutations(self, since: int = 0) -> list[Request]:
         """The mutating requests from that number of all requests on."""
         return [each for each in self.requests[since:] if each.mutating]
+
+    def is_quiet(self, for_s: float) -> bool:
+        """Whether no mutating request comes for so long."""
+        since = len(self.requests)
+        time.sleep(for_s)
+        return not self.mutations(since)
 
     def hold(self, where: str) -> Gate:
         """Holds the next mutating request `before` it reaches the API server or `after` that."""
@@ -159,6 +167,7 @@ class FaultProxy:
             watch=asked.query.get("watch", "") in ("true", "1"),
         )
         self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
         answer = self.answer
         if answer is not None and answer.matches(request):
             request.code = answer.code
@@ -273,11 +282,11 @@ def _pem(entry: dict[str, Any], key: str) -> str:
     return Path(entry[key]).read_text()
 
 
-def waited(look: Callable[[], bool], within_s: float) -> bool:
+def waited(look: Callable[[], bool], within_s: float, *, every_s: float = 0.2) -> bool:
     """Whether it came true in that time."""
     deadline_s = time.monotonic() + within_s
     while not look():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(0.05)
+        time.sleep(every_s)
     return True
