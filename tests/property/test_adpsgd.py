@@ -8,6 +8,8 @@ nonsense is refused. Left out: learning on real data (the report of the simulato
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,16 +106,16 @@ def test_the_sum_of_all_weights_changes_by_the_updates_alone(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("overlap", [True, False])
-def test_no_deadlock_in_10000_random_schedules(overlap: bool) -> None:
-    """Each of one to three steps a worker, with replicas and the order of all else by chance."""
+def test_no_deadlock_in_10000_random_schedules() -> None:
+    """Each of one or two steps a worker, with the order of all else by chance."""
     done = 0
-    for workers, graph in ((2, "complete"), (3, "ring"), (4, "complete"), (5, "ring")):
+    graphs = ((2, "complete"), (3, "ring"), (4, "complete"), (5, "ring"))
+    for (workers, graph), overlap in itertools.product(graphs, (False, True)):
         job = weights_spec("adpsgd", graph=graph, overlap=overlap)
         cluster = WeightsCluster(job, [2] * workers, layout=Layout(("w",), (1,)))
         zero_D = np.zeros(1, np.float32)
-        for seed in range(2500):
-            rng = np.random.default_rng((workers, seed))
+        for seed in range(1250):
+            rng = np.random.default_rng((workers, overlap, seed))
             left = dict.fromkeys(cluster.ranks, int(rng.integers(1, 3)))
             while True:
                 ready = [rank for rank, count in left.items() if count and cluster.may_step(rank)]
