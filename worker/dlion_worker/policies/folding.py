@@ -128,7 +128,8 @@ class FoldingMachine:
         slack: int | None,
     ) -> None:
         """`ranks` are all that may ever take part, None: whom the exchange knows. `size` is D, and
-        weights are sent in `coding`. `slack`: how far a peer may be behind without being waited for; None: any."""
+        weights are sent in `coding`. `slack`: how far a peer may be behind without being waited
+        for; None: any."""
         self._machine = machine
         self._replica = replica
         self._rank = rank
