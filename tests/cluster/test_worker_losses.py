@@ -144,6 +144,8 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
             f"worker {rank}: {loss.iterations} iterations, none discarded, {len(loss.slow)} longer"
             f" than twice the median of {loss.median_s:.2f} s"
         )
+    kubectl.run("delete", "dlj", "digits", "--wait=true")
+    eventually(lambda: not kubectl.get("pods")["items"], within_s=90, what="no pod")
 
 
 def assert_shares(recorded: list[ProgressRecord], iteration: int) -> None:
