@@ -141,8 +141,8 @@ def groups_of(job: Job, site: str) -> tuple[Group, ...]:
 
 def _as_it_began(job: Job, jobs: Mapping[str, JobView], site: str) -> Job:
     """The manifest with the counts that this site's Jobs were made with, ranks as theirs."""
-    if all(view.ranks_by_group for view in jobs.values()):
-        job = job.with_room_to_grow()
+    is_as_now = all(view.ranks_by_group for view in jobs.values())
+    job = job.with_room_to_grow() if is_as_now else job.with_counted_ranks()
     return _with_counts(job, site, {name: view.first_workers for name, view in jobs.items()})
 
 

@@ -105,3 +105,12 @@ def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
         LookupError, match="has 2 workers in group g0 of site site-0; allowed: 0 to 1"
     ):
         job.worker_at(site, "g0", 2)
+
+
+def test_what_a_manifest_says_of_its_ranks_itself_counts_for_nothing() -> None:
+    """It may come from a cluster's run, and be another's now."""
+    grown = job_of([[2, 1], [2]]).with_room_to_grow()
+    assert grown.may_grow
+    ring = replace(grown.spec, exchange=replace(grown.spec.exchange, topology="ring"))
+    assert not replace(grown, spec=ring).with_room_to_grow().may_grow
+    assert grown.with_counted_ranks().workers() == job_of([[2, 1], [2]]).workers()

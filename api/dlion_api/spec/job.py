@@ -237,12 +237,12 @@ class Job:
         Elsewhere ranks mean something (who is beside whom, which one serves) and stay counted.
         """
         if not self.spec.exchange.takes_newcomers:
-            return self
+            return self.with_counted_ranks()
         annotations = {**self.metadata.annotations, ranks.RANKS_ANNOTATION: ranks.BY_GROUP}
         return replace(self, metadata=replace(self.metadata, annotations=annotations))
 
     def with_counted_ranks(self) -> Job:
-        """The same job as one machine runs it."""
+        """The same job with ranks as on one machine, whatever its document says."""
         if not self.may_grow:
             return self
         annotations = {**self.metadata.annotations}
