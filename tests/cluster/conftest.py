@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from chart import Helm, helm_program
 from testbed.binaries import built
 from testbed.existing import existing_cluster
 from testbed.images import BUSYBOX_IMAGE
-from testbed.project_images import build_images
+from testbed.project_images import ProjectImage, Target, build_images
 from testbed.requirements import missing
 from testbed.sites import Testbed
 from trained_jobs import SITE, SYSTEM
@@ -98,15 +99,27 @@ def busybox() -> str:
 
 
 @pytest.fixture(scope="session")
-def operated_site(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """The first site with this tree's images on both nodes and the chart installed."""
+def images(testbed: Testbed) -> dict[Target, ProjectImage]:
+    """Those of the tree as it stands, on both nodes of the first site."""
+    began_s = time.monotonic()
+    made = build_images()
+    built_s = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        loading = [pool.submit(node.load_missing, made) for node in testbed.site(SITE).nodes]
+        for each in loading:
+            each.result()
+    print(f"built in {built_s - began_s:.0f} s, loaded in {time.monotonic() - built_s:.0f} s")
+    return {image.target: image for image in made}
+
+
+@pytest.fixture(scope="session")
+def operated_site(
+    testbed: Testbed,
+    images: dict[Target, ProjectImage],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Kubectl]:
+    """The first site with the chart installed."""
     kubectl = testbed.site(SITE).kubectl
-    images = {image.target: image for image in build_images()}
-    for node in testbed.site(SITE).nodes:
-        known = set(node.images())
-        for image in images.values():
-            if image.reference not in known:
-                node.load_image(image.archive)
     program = helm_program()
     assert program is not None
     helm = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from testbed.project_images import ROOT, ProjectImage, Target, build_images
+from testbed.project_images import ROOT, ProjectImage, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,17 @@ MOST_BYTES = {
     Target.WORKER: 1_500_000_000,
 }
 WRITABLE = ("/tmp", "/run/dlion", "/var/lib/dlion")
+ROOTS = {
+    Target.OPERATOR: ["dlion_api", "dlion_operator"],
+    Target.SIDECAR: ["dlion_api", "dlion_worker.pod", "dlion_worker.sidecar"],
+    Target.WORKER: ["dlion_api", "dlion_worker"],
+}
+PROGRAMS = [
+    (Target.OPERATOR, ["--help"], "--config"),
+    (Target.SIDECAR, ["sidecar", "--help"], "sidecar"),
+    (Target.WORKER, ["trainer", "--help"], "trainer"),
+    (Target.WORKER, ["keeper", "--help"], "keeper"),
+]
 NODE = "site-a-n0"
 
 SURROUNDINGS = """
@@ -137,18 +148,6 @@ DOCUMENT = {
 
 
 @pytest.fixture(scope="module")
-def images(testbed: Testbed) -> dict[Target, ProjectImage]:
-    """All three of the tree as it stands, on one node."""
-    began_s = time.monotonic()
-    made = {image.target: image for image in build_images()}
-    built_s = time.monotonic()
-    for image in made.values():
-        testbed.node(NODE).load_image(image.archive)
-    print(f"built in {built_s - began_s:.0f} s, loaded in {time.monotonic() - built_s:.0f} s")
-    return made
-
-
-@pytest.fixture(scope="module")
 def restricted(testbed: Testbed) -> Iterator[Kubectl]:
     """A namespace whose pods must be `restricted`."""
     kubectl = testbed.site("site-a").kubectl
@@ -168,7 +167,7 @@ def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) ->
         "image": image.reference,
         "imagePullPolicy": "Never",
         "args": arguments,
-        "resources": {"limits": {"memory": "2Gi"}},
+        "resources": {"requests": {"memory": "64Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -193,8 +192,23 @@ def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) ->
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def script(image: ProjectImage, text: str, *arguments: str) -> dict[str, Any]:
+    """A pod with that script in the image's Python."""
+    return pod(image, ["python", "-c", text], list(arguments))
+
+
+@pytest.fixture(scope="module")
+def pods(images: dict[Target, ProjectImage], restricted: Kubectl) -> dict[str, dict[str, Any]]:
+    """Those that have nothing to wait for, started all at once, by what they tell."""
+    made = {f"surroundings of {t}": script(images[t], SURROUNDINGS, *WRITABLE) for t in Target}
+    made |= {f"imports of {t}": script(images[t], IMPORTS, *ROOTS[t]) for t in Target}
+    made |= {f"help of {t} {words[0]}": pod(images[t], None, words) for t, words, _ in PROGRAMS}
+    restricted.apply(*made.values())
+    return made
+
+
 def printed(kubectl: Kubectl, document: dict[str, Any]) -> str:
-    """What the pod printed; it has to succeed."""
+    """What the pod printed, which is started if it was not; it has to succeed."""
     name = document["metadata"]["name"]
     kubectl.apply(document)
     until_s = time.monotonic() + 180
@@ -207,9 +221,9 @@ def printed(kubectl: Kubectl, document: dict[str, Any]) -> str:
     return said
 
 
-def answer(kubectl: Kubectl, image: ProjectImage, script: str, *arguments: str) -> dict[str, Any]:
-    """What a script in the image's Python says, its last line being JSON."""
-    said = printed(kubectl, pod(image, ["python", "-c", script], list(arguments)))
+def answer(kubectl: Kubectl, document: dict[str, Any]) -> dict[str, Any]:
+    """What the pod's script says, its last line being JSON."""
+    said = printed(kubectl, document)
     found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
     return found
 
@@ -223,9 +237,9 @@ def test_it_is_no_larger_than_it_may_be(images: dict[Target, ProjectImage], targ
 
 @pytest.mark.parametrize("target", list(Target))
 def test_it_runs_restricted_and_holds_what_it_needs_alone(
-    images: dict[Target, ProjectImage], restricted: Kubectl, target: Target
+    pods: dict[str, dict[str, Any]], restricted: Kubectl, target: Target
 ) -> None:
-    found = answer(restricted, images[target], SURROUNDINGS, *WRITABLE)
+    found = answer(restricted, pods[f"surroundings of {target}"])
     assert set(found["ids"]) == {UID}
     assert found["folders"] == {
         **dict.fromkeys(("/", "/etc", "/opt/dlion"), "EROFS"),
@@ -238,18 +252,11 @@ def test_it_runs_restricted_and_holds_what_it_needs_alone(
     assert found["compiled"] > 0.9 * found["sources"]
 
 
-@pytest.mark.parametrize(
-    ("target", "roots"),
-    [
-        (Target.OPERATOR, ["dlion_api", "dlion_operator"]),
-        (Target.SIDECAR, ["dlion_api", "dlion_worker.pod", "dlion_worker.sidecar"]),
-        (Target.WORKER, ["dlion_api", "dlion_worker"]),
-    ],
-)
+@pytest.mark.parametrize("target", list(Target))
 def test_everything_that_its_programs_import_is_there(
-    images: dict[Target, ProjectImage], restricted: Kubectl, target: Target, roots: list[str]
+    pods: dict[str, dict[str, Any]], restricted: Kubectl, target: Target
 ) -> None:
-    found = answer(restricted, images[target], IMPORTS, *roots)
+    found = answer(restricted, pods[f"imports of {target}"])
     assert found["failed"] == {}
     assert found["count"] > 20
     assert found["tensorflow"] == (target is Target.WORKER)
@@ -258,7 +265,7 @@ def test_everything_that_its_programs_import_is_there(
 def test_the_worker_image_trains_and_compiles_nothing(
     images: dict[Target, ProjectImage], restricted: Kubectl
 ) -> None:
-    found = answer(restricted, images[Target.WORKER], WORK)
+    found = answer(restricted, script(images[Target.WORKER], WORK))
     print(f"TensorFlow imported in {found['import_s']} s")
     assert found["samples"] == 1797
     assert 0 < found["loss"] < 10
@@ -266,30 +273,21 @@ def test_the_worker_image_trains_and_compiles_nothing(
     assert found["misses"] == [0] * 4
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "said"),
-    [
-        (Target.OPERATOR, ["--help"], "--config"),
-        (Target.SIDECAR, ["sidecar", "--help"], "sidecar"),
-        (Target.WORKER, ["trainer", "--help"], "trainer"),
-        (Target.WORKER, ["keeper", "--help"], "keeper"),
-    ],
-)
+@pytest.mark.parametrize(("target", "words", "said"), PROGRAMS)
 def test_its_entry_point_is_the_program(
-    images: dict[Target, ProjectImage],
+    pods: dict[str, dict[str, Any]],
     restricted: Kubectl,
     target: Target,
-    arguments: list[str],
+    words: list[str],
     said: str,
 ) -> None:
-    assert said in printed(restricted, pod(images[target], None, arguments))
+    assert said in printed(restricted, pods[f"help of {target} {words[0]}"])
 
 
 def test_sigterm_ends_a_process_that_waits_for_its_coordinator(
     images: dict[Target, ProjectImage], restricted: Kubectl
 ) -> None:
-    script = WAITING % {"document": DOCUMENT}
-    made = pod(images[Target.SIDECAR], ["python", "-c", script], [])
+    made = script(images[Target.SIDECAR], WAITING % {"document": DOCUMENT})
     name = made["metadata"]["name"]
     restricted.apply(made)
     restricted.wait("--for=jsonpath={.status.phase}=Running", f"pod/{name}")

@@ -1,7 +1,7 @@
 """Proves on real clusters: a pod runs to its end under a hard CPU limit; names resolve and services
 answer; pods of different sites reach each other at the rate that was set, and not past a cut; a
-node that loses its power or its cable is seen to be gone, and comes back; a killed `up` leaves
-nothing that `down` does not take away; another cluster is used only where it is marked for it.
+node that loses its power or its cable is seen to be gone, and comes back (slow tier); a killed `up`
+leaves nothing that `down` does not take away; another cluster is used only where it is marked.
 
 Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
 """
@@ -179,6 +179,7 @@ def test_a_host_path_belongs_to_one_node(testbed: Testbed) -> None:
     assert seen == ["0\n", "0\n"]
 
 
+@pytest.mark.slow
 def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(testbed: Testbed) -> None:
     site, name = testbed.site("site-b"), "site-b-n1"
     node = testbed.node(name)
@@ -191,6 +192,7 @@ def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(testbed: Testbed
     assert output(site.kubectl, pod("after", "echo well", node=name)) == "well\n"
 
 
+@pytest.mark.slow
 def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> None:
     site, name = testbed.site("site-a"), "site-a-n1"
     before = testbed.node(name).machine.programs()

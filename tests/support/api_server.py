@@ -89,14 +89,18 @@ class Jobs:
         assert answer.accepted, answer.message
         return answer.document
 
-    def _send(self, method: str, path: str, document: object, *, dry_run: bool) -> Answer:
+    def _send(self, method: str, path: str, manifest: object, *, dry_run: bool) -> Answer:
         query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/dlionjobs"
         url = f"{jobs}{path}" + ("" if method == "GET" else f"?{urlencode(query)}")
-        body = None if method == "GET" else json.dumps(document)
+        body = None if method == "GET" else json.dumps(manifest)
         self.connection.request(method, url, body, {"Content-Type": "application/json"})
         response = self.connection.getresponse()
-        answer = Answer(response.status, json.loads(response.read()))
+        text = response.read()
+        is_json = response.getheader("Content-Type", "").startswith("application/json")
+        # Of a path that it does not know yet an API server says so in plain text.
+        document = json.loads(text) if is_json else {"message": text.decode().strip()}
+        answer = Answer(response.status, document)
         if answer.code >= 500:
             raise UnavailableError(f"{method} {url}: {answer.code} {answer.message}")
         return answer

@@ -16,12 +16,13 @@ from testbed.images import PAUSE_IMAGE
 from testbed.networks import congestion_control
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from testbed.binaries import Binaries
     from testbed.layout import NodeLayout
     from testbed.machines import Machine
+    from testbed.project_images import ProjectImage
 
 SOCKET = "/run/containerd/containerd.sock"
 CNI_PLUGINS = "/usr/lib/cni"
@@ -98,6 +99,13 @@ class Node:
             "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "import", "-",
             stdin=archive, timeout_s=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
+
+    def load_missing(self, images: Iterable[ProjectImage]) -> None:
+        """Import those of these images that it has not. Raises: UnavailableError."""
+        known = set(self.images())
+        for image in images:
+            if image.reference not in known:
+                self.load_image(image.archive)
 
     def images(self) -> list[str]:
         """References of the images it holds."""
