@@ -16,7 +16,7 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
 from dlion_worker.exchange.client import _acknowledgement
 from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import Inbox, cut_payload
+from dlion_worker.exchange.framing import Inbox, allowed_bytes, cut_payload
 from dlion_worker.exchange.transfer import Assembly, cut
 from dlion_worker.exchange.window import Outbox, QueueRule
 from dlion_worker.policies.interface import Message, MessageKind
@@ -36,11 +36,7 @@ def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
     payloads = {b""}
     for iteration in range(chance.randint(1, 3)):
         kind = chance.choice(KINDS)
-        size = chance.choice((1, 7, 500, 5000))
-        if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST):
-            size = 0
-        elif kind not in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
-            size = 8
+        size = min(chance.choice((1, 7, 500, 5000)), allowed_bytes(kind, LIMIT))
         payload = chance.randbytes(size)
         payloads.add(payload)
         outbox.push(Message(kind, iteration, payload=payload))
@@ -54,7 +50,7 @@ EDITS: tuple[Callable[[random.Random, Frame], object], ...] = (
     lambda chance, frame: setattr(frame, "offset", chance.choice(LARGE)),
     lambda chance, frame: setattr(frame, "checksum", chance.choice(NUMBERS)),
     lambda chance, frame: setattr(frame, "payload", chance.randbytes(chance.choice((0, 1, 999)))),
-    lambda chance, frame: setattr(frame.header, "kind", chance.randrange(9)),
+    lambda chance, frame: setattr(frame.header, "kind", chance.randrange(len(KINDS) + 2)),
     lambda chance, frame: setattr(frame.header, "message", chance.choice(LARGE)),
     lambda chance, frame: setattr(frame.header, "total_bytes", chance.choice(LARGE)),
     lambda chance, frame: setattr(frame.header, "iteration", chance.choice(LARGE)),
