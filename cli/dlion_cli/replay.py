@@ -84,8 +84,9 @@ def replay(
     carries as much, as was measured at that time of the run. Without --set the table tells how far
     off a replay is; with it, what the setting would have changed.
 
-    What the exchange took of the workers' CPU stays as it was: for a policy that computes less or
-    more, give --exchange-cost. A link whose rate was never measured is not limited.
+    Under quotas a byte takes as much of a worker's CPU as it took in RUN, else a step's exchange as
+    much time: for a policy that computes less or more, give --exchange-cost. A link whose rate was
+    never measured is not limited.
 
     \b
     dlion run examples/digits.yaml --environment quickstart --out runs/a
@@ -112,6 +113,10 @@ def replay(
         data_root=data_root.resolve(),
         fixed_core_s=recorded.fixed_core_s,
         exchange_core_s=exchange_factor * recorded.exchange_core_s,
+        exchange_core_s_per_byte={
+            rank: exchange_factor * seconds
+            for rank, seconds in recorded.exchange_core_s_per_byte.items()
+        },
         thread_count=threads,
         out=out,
         with_report=not no_report,
@@ -180,6 +185,7 @@ def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
         "run": str(replayed.folder),
         "settings": list(replayed.assignments),
         "exchangeCoreS": asked.exchange_core_s,
+        "exchangeCoreSPerByte": {str(r): s for r, s in asked.exchange_core_s_per_byte.items()},
         "fixedCoreS": asked.fixed_core_s,
         "samplesPerSPerCore": asked.plan.samples_per_s_per_core,
         "changes": len(replayed.recorded.plan.changes),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli import options
@@ -95,6 +96,7 @@ class Asked:
     with_report: bool
     output: str
     exchange_core_s: float = 0.0
+    exchange_core_s_per_byte: Mapping[Rank, float] = field(default_factory=dict)
     calibration: CalibrationFile | None = None
 
 
@@ -293,6 +295,7 @@ def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[
             lost=target.left,
             fixed_core_s=asked.fixed_core_s,
             exchange_core_s=asked.exchange_core_s,
+            exchange_core_s_per_byte=asked.exchange_core_s_per_byte,
             thread_count=asked.thread_count,
         ).run()
     simulated = Simulated(

@@ -28,13 +28,17 @@ FULL = (
 
 
 def simulate(
-    out: Path, *flags: str, settings: tuple[str, ...] = (), stop: str = "{maxSteps: 25}"
+    out: Path,
+    *flags: str,
+    settings: tuple[str, ...] = (),
+    stop: str = "{maxSteps: 25}",
+    report: bool = False,
 ) -> Any:
     """The summary of a simulated run of the quick start's job."""
     settings = (f"trainer.stop={stop}", "trainer.evaluation.everySamples=2000", *settings)
     command = [
         sys.executable, "-m", "dlion_cli", "simulate", str(DIGITS), "-e", "quickstart",
-        "--out", str(out), "-o", "json", *flags,
+        "--out", str(out), "-o", "json", *flags, *(() if report else ("--no-report",)),
         *(word for setting in settings for word in ("--set", setting)),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,7 +84,7 @@ def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_rate_of_lin
 
 
 def test_the_result_folder_is_like_a_runs(tmp_path: Path) -> None:
-    summary = simulate(tmp_path / "out")
+    summary = simulate(tmp_path / "out", report=True)
     out = tmp_path / "out"
     for name in ("job.yaml", "environment.yaml", "summary.json", "simulation.json", "report.html"):
         assert (out / name).is_file(), name
@@ -111,7 +115,7 @@ def test_time_stops_with_the_run(tmp_path: Path) -> None:
     late = {"at": {"seconds": 5000}, "cores": [1, 1, 1, 1]}
     environment = four_workers(tmp_path / "late.yaml", changes=[late])
     summary = simulate(
-        tmp_path / "late", "-e", environment, "--no-report",
+        tmp_path / "late", "-e", environment,
         settings=("synchronization.mode=bounded",), stop="{maxSeconds: 20}",
     )  # fmt: skip
     assert summary["ending"]["stop_reason"] == "maxSeconds 20 reached"

@@ -11,7 +11,13 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.progress import DirectiveRecord, EventRecord, ProgressRecord, StepRecord
+from dlion_api.progress import (
+    DirectiveRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
 from dlion_api.spec import load_job
 from dlion_worker.environments.plan import Conditions
 from dlion_worker.simulation.network import WIRE_EFFICIENCY
@@ -41,6 +47,10 @@ def step(rank: int, time_s: float, *, compute_s: float = 0.2, **fields: Any) -> 
 def directive(rank: int, time_s: float, rates: dict[int, float]) -> DirectiveRecord:
     bandwidth = {Rank(peer): rate for peer, rate in rates.items()}
     return DirectiveRecord(time_s, Rank(rank), 1, 40, 80, bandwidth_bytes_per_s=bandwidth)
+
+
+def link(rank: int, peer: int, time_s: float, sent_bytes: int) -> LinkRecord:
+    return LinkRecord(time_s, Rank(rank), Rank(peer), 1, sent_bytes, 0, 0, 0, None, None, 0, True)
 
 
 def started() -> list[ProgressRecord]:
@@ -122,6 +132,26 @@ def test_under_a_quota_the_cpu_tells_what_a_step_costs_and_the_sidecar_how_fast_
     assert cores == pytest.approx([0.25, 0.5])
     untold = [r for r in records if not isinstance(r, DirectiveRecord)]
     assert plan_of(untold, has_quotas=True) == plan_of(untold)
+
+
+def test_under_a_quota_the_exchange_costs_by_the_bytes_of_each_worker() -> None:
+    """Both send 1 MB; one pays 8 ms of CPU in each of 40 steps for what it sends and gets."""
+    records: list[ProgressRecord] = started()
+    for rank in (0, 1):
+        capacity = {Rank(rank): 100.0}
+        records.append(
+            DirectiveRecord(5.0, Rank(rank), 1, 40, 80, {}, capacity, {Rank(1 - rank): 1e6})
+        )
+        costs_s = 0.008 * (1 + rank)
+        records += [
+            step(rank, BEGAN_S + 0.3 * k, cpu_s=0.1 + costs_s, exchange_cpu_s=costs_s)
+            for k in range(40)
+        ]
+        records += [link(rank, 1 - rank, BEGAN_S + k, 250_000) for k in range(4)]
+    recorded = plan_of(records, has_quotas=True)
+    assert recorded.exchange_core_s == 0.0
+    by_byte = recorded.exchange_core_s_per_byte
+    assert by_byte == pytest.approx({0: 40 * 0.008 / 2e6, 1: 40 * 0.016 / 2e6})
 
 
 def test_a_change_is_there_from_its_window_on_and_counted_from_the_first_step() -> None:

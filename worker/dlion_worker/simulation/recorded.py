@@ -7,7 +7,8 @@ A worker without a quota: its speed is samples over the time of computing, from 
 its own a step took (neither computing nor waiting) is the exchange's, a fixed cost of every step.
 Under a quota the exchange eats of it also while the worker waits, and computing comes in bursts
 faster than it could go on: the speed is then what the sidecar held possible (capacities, from
-directives), and computing and exchange cost what they took of the CPU. Rates are what the sidecars
+directives), and computing and exchange cost what they took of the CPU, the exchange by the bytes
+that each worker sent and got. Rates are what the sidecars
 measured of each link beside the others, from directives. All are piecewise constant.
 """
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_api.progress import DirectiveRecord, EventRecord, StepRecord
+from dlion_api.progress import DirectiveRecord, EventRecord, LinkRecord, StepRecord
 from dlion_api.reasons import EventReason
 from dlion_worker.environments.plan import Change, Conditions, Pipe, Plan, WorkerConditions
 from dlion_worker.simulation.calibration import law
@@ -59,6 +60,8 @@ class Recorded:
     """What a step takes beside its samples, in core seconds of the plan."""
     exchange_core_s: float
     """What it takes beside computing."""
+    exchange_core_s_per_byte: Mapping[Rank, float]
+    """What each byte sent or received takes of a worker beside that; empty: bytes do not count."""
     began_s: float
     """When training began, on the records' clock."""
     unknown_links: tuple[Link, ...]
@@ -72,6 +75,8 @@ class _Seen:
     starts: list[float] = field(default_factory=list)
     steps: dict[Rank, list[StepRecord]] = field(default_factory=lambda: defaultdict(list))
     directives: dict[Rank, list[DirectiveRecord]] = field(default_factory=lambda: defaultdict(list))
+    exchanged_bytes: dict[Rank, int] = field(default_factory=lambda: defaultdict(int))
+    """Sent and received."""
 
     def take(self, record: ProgressRecord) -> None:
         """Takes one record."""
@@ -81,6 +86,9 @@ class _Seen:
             self.steps[record.rank].append(record)
         elif isinstance(record, DirectiveRecord):
             self.directives[record.rank].append(record)
+        elif isinstance(record, LinkRecord):
+            self.exchanged_bytes[record.rank] += record.sent_bytes
+            self.exchanged_bytes[record.peer] += record.sent_bytes
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ class _Speeds:
     per_sample_core_s: float
     fixed_core_s: float
     exchange_core_s: float
+    exchange_core_s_per_byte: Mapping[Rank, float] = field(default_factory=dict)
 
 
 def recorded_plan(
@@ -133,6 +142,7 @@ def recorded_plan(
         ),
         fixed_core_s=speeds.fixed_core_s,
         exchange_core_s=speeds.exchange_core_s,
+        exchange_core_s_per_byte=speeds.exchange_core_s_per_byte,
         began_s=began_s,
         unknown_links=tuple(link for link in links if link not in rates),
     )
@@ -171,8 +181,13 @@ def _by_quota(seen: _Seen) -> _Speeds | None:
         )
         for rank in seen.steps
     }
-    exchange_s = statistics.fmean(step.exchange_cpu_s for step in steps)
-    return _Speeds(cores, sample_s, fixed_s, exchange_s)
+    exchange_s = {r: sum(step.exchange_cpu_s for step in each) for r, each in seen.steps.items()}
+    moved = {rank: seen.exchanged_bytes[rank] for rank in exchange_s}
+    if not all(moved.values()):
+        each_s = statistics.fmean(step.exchange_cpu_s for step in steps)
+        return _Speeds(cores, sample_s, fixed_s, each_s)
+    by_byte = {rank: seconds / moved[rank] for rank, seconds in exchange_s.items()}
+    return _Speeds(cores, sample_s, fixed_s, 0.0, by_byte)
 
 
 def _refuse_incomplete(workers: Sequence[WorkerIdentity], seen: _Seen, source: str) -> None:

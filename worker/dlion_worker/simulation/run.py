@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
@@ -43,7 +44,7 @@ from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dlion_api.names import Rank, WorkerIdentity
@@ -81,12 +82,14 @@ class Simulation:
         judge: Callable[[EvaluationRecord], str | None],
         fixed_core_s: float = 0.0,
         exchange_core_s: float = 0.0,
+        exchange_core_s_per_byte: Mapping[Rank, float] = MappingProxyType({}),
         lost: Callable[[Rank], str | None] = lambda _rank: None,
         thread_count: int | None = None,
     ) -> None:
         """`judge` says why the run is over, given one replica's accuracy, and `lost`, told of a
         worker that never comes back. `fixed_core_s`: what a step costs beside its samples,
-        `exchange_core_s`: and beside computing. `thread_count`: gradients computed at a time
+        `exchange_core_s`: and beside computing; `exchange_core_s_per_byte`: and by the byte, of
+        each worker. `thread_count`: gradients computed at a time
         (default: the machine's cores); it changes nothing but how long the simulation takes."""
         self._job, self._plan = job, plan
         self._results_dir, self._data_root = results_dir, data_root
@@ -97,6 +100,7 @@ class Simulation:
         self._network = Network(self._clock, plan.initial)
         per_sample_core_s = 1.0 / plan.samples_per_s_per_core
         self._costs = StepCosts(per_sample_core_s, fixed_core_s, exchange_core_s)
+        self._exchange_core_s_per_byte = exchange_core_s_per_byte
         self._thread_count = thread_count or len(os.sched_getaffinity(0))
         self._conditions = plan.initial
         self._opened = datasets.OpenedOnce()
@@ -247,7 +251,10 @@ class Simulation:
                 clock_s=self._now_s,
             ),
             training_set_samples=data.training_set_samples,
-            costs=self._costs,
+            costs=replace(
+                self._costs,
+                exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0),
+            ),
             pace=self._pace(rank),
             units=self._units(self._conditions, rank),
         )

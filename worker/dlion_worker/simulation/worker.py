@@ -94,6 +94,7 @@ class VirtualWorker:
         self._since_s = 0.0
         self._began_s = 0.0
         self._computed_s = self._busy_s = 0.0
+        self._exchanged_bytes = self._charged_bytes = 0
         self._batch_size = 0
         self._iteration = 0
         self._iteration_s = 0.0
@@ -151,7 +152,10 @@ class VirtualWorker:
         self._step = self._around.executor.submit(parts.replica.model.step, x_B, y_B)
         self._began_s = self._since_s = self._around.clock.now_s
         slowdown = parts.pace.next_slowdown(self._began_s)
-        self._step_core_s = slowdown * parts.costs.step_core_s(self._batch_size)
+        # What has come and gone since the last one began is paid for now: no step knows its own.
+        self._charged_bytes, self._exchanged_bytes = self._exchanged_bytes, 0
+        costs = parts.costs
+        self._step_core_s = slowdown * costs.step_core_s(self._batch_size, self._charged_bytes)
         self._left_core_s = self._step_core_s
         self._schedule()
 
@@ -173,6 +177,8 @@ class VirtualWorker:
         """Takes what its links bring: at once while held, else when the step under way is done."""
         if self.phase in {Phase.STOPPED, Phase.GONE}:
             return
+        if isinstance(arrival, MessageArrived):
+            self._exchanged_bytes += arrival.message.size_bytes
         self.inbox.put(arrival)
         events = self.inbox.drain()
         if self.entrance is not None:
@@ -203,7 +209,7 @@ class VirtualWorker:
             )
         now_s = self._around.clock.now_s
         self._result, self._busy_s = result, now_s - self._began_s
-        self._computed_s = self._busy_s * parts.costs.computing_fraction(self._batch_size)
+        self._computed_s = self._busy_s * self._computing_fraction
         self._norms.own(result.gradient_D, self._batch_size)
         self.progress.advance(
             self._iteration,
@@ -226,6 +232,11 @@ class VirtualWorker:
         arrived, self._arrived = self._arrived, []
         self._handle(arrived)
         self._go_on()
+
+    @property
+    def _computing_fraction(self) -> float:
+        """Of the present step's time and CPU, what is computing."""
+        return self.parts.costs.computing_fraction(self._batch_size, self._charged_bytes)
 
     def _delay_steps(self) -> dict[Rank, float]:
         """How far peers are, in iterations as long as the last one."""
@@ -276,6 +287,7 @@ class VirtualWorker:
         )
 
     def _send(self, peer: Rank, message: Message) -> None:
+        self._exchanged_bytes += message.size_bytes
         self.parts.links[peer].push(message)
 
     def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
@@ -300,7 +312,7 @@ class VirtualWorker:
                 compute_s=self._computed_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                exchange_cpu_s=cpu_s * (1 - parts.costs.computing_fraction(self._batch_size)),
+                exchange_cpu_s=cpu_s * (1 - self._computing_fraction),
                 waited_s=waited_s,
                 samples=self.progress.own_samples,
             )
@@ -327,8 +339,11 @@ class VirtualWorker:
                 compute_s=self._computed_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                compute_cpu_s=cpu_s * self.parts.costs.computing_fraction(self._batch_size),
+                compute_cpu_s=cpu_s * self._computing_fraction,
                 waited_s=waited_s,
+                exchanged_bytes=self._charged_bytes
+                if self.parts.costs.exchange_core_s_per_byte
+                else None,
                 norms=self._norms.take(),
             ),
             now_s,
