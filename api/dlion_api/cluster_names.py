@@ -41,6 +41,8 @@ EXCHANGE_PORT: Final = 7440
 MEASURING_PORT: Final = 7441
 KEEPER_PORT: Final = 7442
 COORDINATOR_PORT: Final = 7443
+FEDERATION_PORT: Final = 8446
+"""Where the operators of other sites connect."""
 METRICS_PORT: Final = 9440
 """Of sidecar and operator."""
 HEALTH_PORT: Final = 9441

@@ -91,3 +91,29 @@ class KeeperIdentity:
         'keeper.1.cifar10.default.plant-b.dlion'
         """
         return f"keeper.{job.run_id}.{job.name}.{job.namespace}.{self.site}.dlion"
+
+
+@dataclass(frozen=True, order=True)
+class OperatorIdentity:
+    """Who a site's operator is, towards the operators of other sites."""
+
+    site: SiteName
+
+    @property
+    def name(self) -> str:
+        """Short name for people."""
+        return f"{self.site}/operator"
+
+    @property
+    def spiffe_id(self) -> str:
+        """URI subject alternative name of the operator's certificate."""
+        return f"spiffe://{self.site}/operator"
+
+    @property
+    def dns_name(self) -> str:
+        """DNS subject alternative name, by which other sites' operators know it.
+
+        >>> OperatorIdentity(SiteName("plant-b")).dns_name
+        'operator.plant-b.dlion'
+        """
+        return f"operator.{self.site}.dlion"

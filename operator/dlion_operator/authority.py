@@ -20,7 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
-from dlion_api.names import DNS_LABEL, JobKey, KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.names import (
+    DNS_LABEL,
+    JobKey,
+    KeeperIdentity,
+    OperatorIdentity,
+    SiteName,
+    WorkerIdentity,
+)
 
 LIFE = timedelta(hours=24)
 BACKDATED = timedelta(minutes=10)
@@ -143,12 +150,34 @@ class Authority:
 
     def server_identity(self, dns_name: str, *, now: datetime | None = None) -> ServerIdentity:
         """Key and certificate for a server in this very process (the coordinator)."""
+        names = [x509.DNSName(_checked_dns_name(dns_name))]
+        return self._identity(names, [ExtendedKeyUsageOID.SERVER_AUTH], self._life, now)
+
+    def operator_identity(
+        self, *, life: timedelta | None = None, now: datetime | None = None
+    ) -> ServerIdentity:
+        """Key and certificate by which other sites' operators know this site's, on either end."""
+        operator = OperatorIdentity(self.site)
+        return self._identity(
+            [
+                x509.UniformResourceIdentifier(operator.spiffe_id),
+                x509.DNSName(_checked_dns_name(operator.dns_name)),
+            ],
+            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
+            life or self._life,
+            now,
+        )
+
+    def _identity(
+        self,
+        names: Sequence[x509.GeneralName],
+        usages: Sequence[x509.ObjectIdentifier],
+        life: timedelta,
+        now: datetime | None,
+    ) -> ServerIdentity:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._issue(
-            key.public_key(),
-            [x509.DNSName(_checked_dns_name(dns_name))],
-            [ExtendedKeyUsageOID.SERVER_AUTH],
-            now or datetime.now(UTC),
+            key.public_key(), names, usages, now or datetime.now(UTC), life=life
         )
         return ServerIdentity(
             key_pem=_key_pem(key),
@@ -161,6 +190,7 @@ class Authority:
         names: Sequence[x509.GeneralName],
         usages: Sequence[x509.ObjectIdentifier],
         now: datetime,
+        life: timedelta | None = None,
     ) -> x509.Certificate:
         issuer_id = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
         return (
@@ -171,7 +201,7 @@ class Authority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - BACKDATED)
-            .not_valid_after(min(now + self._life, self._certificate.not_valid_after_utc))
+            .not_valid_after(min(now + (life or self._life), self._certificate.not_valid_after_utc))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)

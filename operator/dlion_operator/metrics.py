@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from dlion_api.status import State
 from dlion_operator.cluster import Kind
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.store import Store
 
 BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0)
@@ -110,6 +111,64 @@ class JobMetrics(Collector):
                 ready.add_metric(at, workers[0])
                 expected.add_metric(at, workers[1])
         yield from (state, progress, ready, expected)
+
+
+class FederationMetrics(Collector):
+    """What is read of the federation when somebody asks."""
+
+    def __init__(self, node: FederationNode) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        labels = ["peer_site"]
+        connected = GaugeMetricFamily(
+            "dlion_federation_connected", "1 where that site's operator listens", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "dlion_federation_heartbeat_age_seconds",
+            "Time since that site's operator was last heard",
+            labels=labels,
+        )
+        bundle = GaugeMetricFamily(
+            "dlion_federation_bundle_valid", "1 where that site's bundle will do", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "dlion_federation_dial_failures",
+            "Attempts to reach that site's operator that failed, and streams that broke",
+            labels=labels,
+        )
+        sent = CounterMetricFamily(
+            "dlion_federation_sent_bytes", "Bytes told to that site's operator", labels=labels
+        )
+        for site, dialler in self._node.diallers.items():
+            connected.add_metric([site], float(dialler.connected))
+            bundle.add_metric([site], float(self._node.has_bundle(site)))
+            failures.add_metric([site], dialler.failures)
+            sent.add_metric([site], dialler.sent_bytes)
+            heard = self._node.hearing(site)
+            if heard.heartbeat_age_s is not None:
+                age.add_metric([site], heard.heartbeat_age_s)
+        yield from (connected, age, bundle, failures, sent)
+        yield from self._calls()
+
+    def _calls(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily(
+            "dlion_federation_refusals",
+            "Streams of other sites' operators that were refused",
+            labels=["reason"],
+        )
+        for reason, count in self._node.service.refusals.items():
+            refused.add_metric([reason.value], count)
+        handshakes = CounterMetricFamily(
+            "dlion_federation_handshakes", "TLS handshakes begun by others"
+        )
+        handshakes.add_metric([], self._node.credentials.handshakes)
+        streams = CounterMetricFamily(
+            "dlion_federation_streams", "Streams opened by others, past TLS"
+        )
+        streams.add_metric([], self._node.service.streams)
+        yield from (refused, handshakes, streams)
 
 
 def _workers(status: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -12,10 +12,15 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
-from dlion_api.cluster_names import COORDINATOR_PORT, HEALTH_PORT, METRICS_PORT
+from dlion_api.cluster_names import (
+    COORDINATOR_PORT,
+    FEDERATION_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+)
 from dlion_api.document import Rule, parse, setting
 from dlion_api.errors import Problem, SpecError
-from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, SITE_NAME_LENGTH
+from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, MOST_SITES, SITE_NAME_LENGTH
 from dlion_api.spec.sites import Resources
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -101,6 +106,43 @@ class Authority:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The gRPC service through which the sites' operators tell each other what they see."""
+
+    port: int = setting(
+        "port that it listens on.", default=FEDERATION_PORT, minimum=1, maximum=65535
+    )
+    certificate_life_seconds: int = setting(
+        "life of the operator's own certificate; it is renewed with a third left.",
+        default=86400,
+        minimum=60,
+        maximum=INT32_MAX,
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSite:
+    """Another site, as this one is told of it."""
+
+    name: str = setting(
+        "name of the site, as spec.sites has it.",
+        pattern=LABEL,
+        pattern_words=LABEL_WORDS,
+        max_length=SITE_NAME_LENGTH,
+    )
+    address: str = setting(
+        "host:port of its federation service, from here.", min_length=1, max_length=512
+    )
+    bundle_file: str = setting(
+        "file with the public certificates of its authority (PEM; `dlion trust show` there). Read"
+        " again whenever it changes.",
+        min_length=1,
+        max_length=1024,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One site's operator."""
 
@@ -120,6 +162,15 @@ class Settings:
     keeper: Keeper = setting("the pod that holds checkpoints and models.", default=Keeper())
     sidecar: Sidecar = setting("the container beside each trainer.", default=Sidecar())
     authority: Authority = setting("the site's certificate authority.", default=Authority())
+    federation: Federation | None = setting(
+        "the service for other sites' operators; absent: this site knows no other.", default=None
+    )
+    sites: tuple[RemoteSite, ...] = setting(
+        "the other sites; empty: this site knows no other.",
+        default=(),
+        key="name",
+        max_items=MOST_SITES,
+    )
     metrics_port: int = setting("port of /metrics.", default=METRICS_PORT, minimum=1, maximum=65535)
     health_port: int = setting(
         "port of /livez and /readyz.", default=HEALTH_PORT, minimum=1, maximum=65535
@@ -132,7 +183,18 @@ class Settings:
             holds=lambda it: it.metrics_port != it.health_port,
             reads=("metricsPort", "healthPort"),
         ),
+        Rule(
+            cel="self.sites.all(s, s.name != self.site)",
+            message="sites names the other sites, not this one",
+            holds=lambda it: all(each.name != it.site for each in it.sites),
+            reads=("sites", "site"),
+        ),
     )
+
+    @property
+    def remote_sites(self) -> tuple[RemoteSite, ...]:
+        """The sites that this one is federated with."""
+        return self.sites if self.federation is not None else ()
 
 
 def load_settings(path: Path) -> Settings:

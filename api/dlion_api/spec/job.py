@@ -295,11 +295,15 @@ class Job:
         """The manifest with defaults filled in, ready for JSON."""
         return to_document(self)
 
-    def hash(self) -> str:
-        """SHA-256 of what must be the same at every site: the spec, with defaults, without the
-        fields that sites may differ in (declared `hashed=False`).
+    def compared(self) -> dict[str, Any]:
+        """What must be the same at every site: the spec, with defaults, without the fields that
+        sites may differ in (declared `hashed=False`).
         """
-        document = to_document(self.spec, hashed_only=True)
+        return to_document(self.spec, hashed_only=True)
+
+    def hash(self) -> str:
+        """SHA-256 of what must be the same at every site (`compared`)."""
+        document = self.compared()
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError
 from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
@@ -20,6 +20,7 @@ from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import Refuse
 from dlion_operator.coordinator.messages import Request, checked_size
 from dlion_operator.coordinator.served_run import RefusedError
+from dlion_operator.reading import parser, readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -64,22 +65,22 @@ class CoordinationService:
         methods = {
             "Sign": grpc.unary_unary_rpc_method_handler(
                 self.sign,
-                request_deserializer=_parser(wire.SignRequest),
+                request_deserializer=parser(wire.SignRequest),
                 response_serializer=wire.SignResponse.SerializeToString,
             ),
             "Join": grpc.unary_stream_rpc_method_handler(
                 self.join,
-                request_deserializer=_parser(wire.JoinRequest),
+                request_deserializer=parser(wire.JoinRequest),
                 response_serializer=wire.MembershipUpdate.SerializeToString,
             ),
             "Report": grpc.unary_unary_rpc_method_handler(
                 self.report,
-                request_deserializer=_parser(wire.ProgressReport),
+                request_deserializer=parser(wire.ProgressReport),
                 response_serializer=wire.ReportReply.SerializeToString,
             ),
             "Follow": grpc.unary_stream_rpc_method_handler(
                 self.follow,
-                request_deserializer=_parser(wire.FollowRequest),
+                request_deserializer=parser(wire.FollowRequest),
                 response_serializer=wire.FollowedRecords.SerializeToString,
             ),
         }
@@ -137,9 +138,9 @@ class CoordinationService:
     ) -> _Answer:
         """What that call yields for a request within bounds; raises where it is refused."""
         try:
-            readable = _readable(request)
-            checked_size(readable)
-            return await call(readable)
+            checked = readable(request)
+            checked_size(checked)
+            return await call(checked)
         except ContractError as error:
             await self._refuse(Refuse(RefusalReason.MALFORMED, str(error)), context)
         except RefusedError as error:
@@ -157,27 +158,6 @@ class CoordinationService:
             message = f"run {request.run!r:.200} is not served here, or not yet"
             raise RefusedError(Refuse(RefusalReason.WRONG_RUN, message))
         return run
-
-
-def _parser(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:
-    """Bytes to message; what cannot be read is passed on, to be refused and counted by the call.
-
-    gRPC would answer INTERNAL by itself, and nobody would know why.
-    """
-
-    def parse(content: bytes) -> Message | DecodeError:
-        try:
-            return message.FromString(content)
-        except DecodeError as error:  # wrong UTF-8 in a text field, too
-            return error
-
-    return parse
-
-
-def _readable(request: _RequestOfCall | DecodeError) -> _RequestOfCall:
-    if isinstance(request, DecodeError):
-        raise ContractError(f"the message cannot be read: {request}")
-    return request
 
 
 async def _abort(refusal: Refuse, context: Context) -> NoReturn:

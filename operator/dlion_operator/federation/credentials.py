@@ -1,0 +1,125 @@
+"""An operator's proof of who it is, and its judgement of who another one is.
+
+Two checks, as between workers (docs/exchange.md): whoever dials trusts one site's bundle alone and
+asks for that operator's name; whoever is dialled trusts all bundles in the handshake, and verifies
+the certificate again against the bundle of the site that it claims to be of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import grpc
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+from dlion_api.errors import ContractError
+from dlion_api.names import OperatorIdentity, SiteName
+from dlion_operator.authority import Authority
+
+MAX_CERTIFICATE_BYTES = 16384
+
+
+class Credentials:
+    """This operator's certificate, made anew when two thirds of its life are over, and whom it
+    trusts."""
+
+    def __init__(
+        self, authority: Authority, life: timedelta, *, now: datetime | None = None
+    ) -> None:
+        self._authority = authority
+        self._life = life
+        self._bundles: Mapping[SiteName, bytes] = {}
+        self.version = 0
+        """Grows with whatever makes a new handshake worth while."""
+        self.handshakes = 0
+        """Begun by others here. Counted in a thread of gRPC's."""
+        self._served_version = -1
+        self._make(now or datetime.now(UTC))
+
+    def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
+        """Those sites by these bundles from now on, and nobody else."""
+        self._bundles = dict(bundles)
+        self.version += 1
+
+    def replace_authority(self, authority: Authority, *, now: datetime | None = None) -> None:
+        """Certificates are signed by that one from now on."""
+        self._authority = authority
+        self._make(now or datetime.now(UTC))
+
+    def renew(self, *, now: datetime | None = None) -> None:
+        """Makes a new certificate, where that is due."""
+        now = now or datetime.now(UTC)
+        if now >= self._renew_at:
+            self._make(now)
+
+    def server(self) -> grpc.ServerCredentials:
+        """Of a port that demands a certificate of its callers; asks anew at each handshake."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._changed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
+            require_client_authentication=True,
+        )
+
+    def channel(self, site: SiteName) -> grpc.ChannelCredentials:
+        """Of a channel to that site's operator, trusting no other.
+
+        Raises:
+            ContractError: nothing is known to trust it by.
+        """
+        bundle = self._bundles.get(site)
+        if bundle is None:
+            raise ContractError(f"no bundle of site {site}")
+        return grpc.ssl_channel_credentials(
+            bundle, self._own.key_pem, self._own.certificate_chain_pem
+        )
+
+    def check(
+        self, certificate_pem: bytes | None, site: SiteName, *, now: datetime | None = None
+    ) -> None:
+        """Passes if that certificate is that site's operator's, by its own authority, and valid.
+
+        Raises:
+            ContractError: it is not, or there is none.
+        """
+        operator, bundle = OperatorIdentity(site), self._bundles.get(site)
+        if bundle is None:
+            raise ContractError(f"{operator.name}: no bundle of that site is known here")
+        if not certificate_pem or len(certificate_pem) > MAX_CERTIFICATE_BYTES:
+            raise ContractError(f"{operator.name}: no certificate of a usable size was shown")
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            store = Store(x509.load_pem_x509_certificates(bundle))
+            policy = PolicyBuilder().store(store).time(now or datetime.now(UTC))
+            subjects = policy.build_client_verifier().verify(certificate, []).subjects
+        except (ValueError, VerificationError) as error:
+            raise ContractError(
+                f"certificate of a caller that claims to be {operator.name} is not by the"
+                f" authority of site {site}, or not valid now: {error}"
+            ) from error
+        if x509.UniformResourceIdentifier(operator.spiffe_id) not in (subjects or []):
+            given = ", ".join(str(name.value) for name in subjects or [])
+            raise ContractError(
+                f"a caller claims to be {operator.spiffe_id}, its certificate says"
+                f" {given or 'nothing'}"
+            )
+
+    def _make(self, now: datetime) -> None:
+        self._own = self._authority.operator_identity(life=self._life, now=now)
+        certificate = x509.load_pem_x509_certificate(self._own.certificate_chain_pem)
+        self._renew_at = now + (certificate.not_valid_after_utc - now) * 2 / 3
+        self.version += 1
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        self._served_version = self.version
+        # The own authority, which signs no other site's operator, stands in where there is none.
+        trusted = self._bundles.values() or [self._authority.bundle_pem]
+        return grpc.ssl_server_certificate_configuration(
+            [(self._own.key_pem, self._own.certificate_chain_pem)],
+            root_certificates=b"\n".join(trusted),
+        )
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        self.handshakes += 1
+        return None if self._served_version == self.version else self._configuration()

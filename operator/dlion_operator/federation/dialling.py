@@ -1,0 +1,159 @@
+"""The stream on which this operator tells one other site what it sees: the client's half of the
+gRPC skin. It comes back when it breaks, and is remade when certificate or bundles are new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, OperatorIdentity, SiteName
+from dlion_api.wire import federation_pb2 as wire
+from dlion_api.wire import federation_pb2_grpc
+from dlion_operator.federation.credentials import Credentials
+from dlion_operator.federation.messages import greeting, to_wire
+from dlion_operator.federation.reports import RunReport
+from dlion_operator.federation.telling import Telling
+from dlion_operator.loops import backoff_s
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+"""So soon is said what is new; looking costs little."""
+ANSWER_WITHIN_S = 15.0
+LONGEST_WAIT_S = 5.0
+"""Between two attempts, so that a link that is back is used at once."""
+
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.enable_http_proxy", 0),
+    # A new channel makes a new handshake, with the certificate and the bundle as they are then.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Our own back-off decides when to try again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 4096),
+)
+
+Stream = grpc.aio.StreamStreamCall[wire.Statement, wire.Welcome]
+
+
+class Dialler:
+    """What one other site is told."""
+
+    def __init__(
+        self,
+        own: SiteName,
+        site: SiteName,
+        address: str,
+        credentials: Credentials,
+        reports: Callable[[], Mapping[JobKey, RunReport]],
+    ) -> None:
+        self._own = own
+        self.site = site
+        self._address = address
+        self._credentials = credentials
+        self._reports = reports
+        self.connected = False
+        """Whether that site listens just now."""
+        self.problem = ""
+        """Why not, where it does not."""
+        self.failures = 0
+        """Attempts without success, and streams that broke, since the start."""
+        self.sent_bytes = 0
+        """Of statements, before TLS and HTTP/2."""
+
+    async def run(self) -> None:
+        """For ever: says what is new."""
+        attempts = 0
+        while True:
+            try:
+                await self._hold()
+                attempts = 0
+                continue  # remade
+            except grpc.aio.AioRpcError as error:
+                problem = _in_words(error.code(), error.details())
+            except (ContractError, TimeoutError, OSError) as error:
+                problem = str(error) or f"no answer within {ANSWER_WITHIN_S:g} s"
+            attempts = 0 if self.connected else attempts + 1
+            self._failed(problem)
+            await self._pause(min(LONGEST_WAIT_S, backoff_s(attempts)))
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits; not on, once there is another certificate or bundle to try with."""
+        version, left_s = self._credentials.version, seconds
+        while self._credentials.version == version and left_s > 0.0:
+            await asyncio.sleep(min(LOOK_EVERY_S, left_s))
+            left_s -= LOOK_EVERY_S
+
+    def _failed(self, problem: str) -> None:
+        self.connected = False
+        self.failures += 1
+        if problem != self.problem:
+            _LOG.warning("site %s at %s is not reached: %s", self.site, self._address, problem)
+        self.problem = problem
+
+    async def _hold(self) -> None:
+        """Tells until the stream breaks, which raises, or is to be remade."""
+        version = self._credentials.version
+        options = (
+            *_OPTIONS,
+            ("grpc.ssl_target_name_override", OperatorIdentity(self.site).dns_name),
+        )
+        channel_credentials = self._credentials.channel(self.site)
+        async with grpc.aio.secure_channel(
+            self._address, channel_credentials, options=options
+        ) as channel:
+            stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
+            stream: Stream = stub.Tell()
+            await self._greet(stream)
+            telling = Telling()
+            while self._credentials.version == version:
+                await self._say_news(stream, telling)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _greet(self, stream: Stream) -> None:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            await self._write(stream, greeting(self._own, self.site))
+            answer: Any = await stream.read()
+        if answer is grpc.aio.EOF:
+            await _raise_end(stream)
+        if not self.connected:
+            _LOG.info("site %s at %s is told what is new here", self.site, self._address)
+        self.connected, self.problem = True, ""
+
+    async def _say_news(self, stream: Stream, telling: Telling) -> None:
+        if stream.done():
+            await _raise_end(stream)
+        for statement in telling.news(self._reports(), time.monotonic()):
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await self._write(stream, to_wire(statement))
+
+    async def _write(self, stream: Stream, message: wire.Statement) -> None:
+        try:
+            await stream.write(message)
+        except asyncio.InvalidStateError:  # it has ended meanwhile
+            await _raise_end(stream)
+        self.sent_bytes += message.ByteSize()
+
+
+async def _raise_end(stream: Stream) -> None:
+    """Raises with what the other end said last."""
+    raise ContractError(_in_words(await stream.code(), await stream.details()))
+
+
+def _in_words(code: grpc.StatusCode, details: str | None) -> str:
+    """Refusals inside TLS reach nobody but the gRPC core: what may be wrong is said here."""
+    words = f"{code.name}: {details or 'the stream has ended'}"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        words += "; see that it listens at that address and knows this site's bundle"
+    return words

@@ -1,0 +1,244 @@
+"""Wire messages made into statements, and statements into wire messages.
+
+Owns the limits of every field: what another site's operator sends is untrusted input, checked
+whole before anything is made of it. Called by the gRPC skin alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from dlion_api.errors import ContractError
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import MAX_TEXT_BYTES
+from dlion_api.spec.bounds import (
+    GROUP_NAME_LENGTH,
+    JOB_NAME_LENGTH,
+    MOST_WORKERS,
+    RUN_ID_LENGTH,
+    SITE_NAME_LENGTH,
+)
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.federation.reports import (
+    FIELD_HASH_BYTES,
+    MAX_FIELDS,
+    MAX_PATH_BYTES,
+    MAX_WORKERS,
+    Beat,
+    Figures,
+    Said,
+    SaidGone,
+    SiteWorkers,
+    SpecPrint,
+    Statement,
+)
+
+MAX_STATEMENT_BYTES = 4 * 1024 * 1024
+"""Of the largest site: 8 groups of 999 workers with the longest addresses are sent in less."""
+MAX_COUNTER = 2**53
+MAX_RANK = 2**31 - 1
+HASH_BYTES = 32
+NAMESPACE_LENGTH = 63
+
+_RUN = re.compile(
+    rf"([a-z0-9-]{{1,{NAMESPACE_LENGTH}}})/([a-z0-9-]{{1,{JOB_NAME_LENGTH}}})"
+    rf"#([a-z0-9-]{{1,{RUN_ID_LENGTH}}})"
+)
+
+
+def greeting(own: SiteName, to_site: SiteName) -> wire.Statement:
+    """What a stream begins with."""
+    return wire.Statement(greeting=wire.Greeting(site=own, to_site=to_site))
+
+
+def greeting_of(message: wire.Statement) -> tuple[SiteName, SiteName]:
+    """Who speaks, and whom it takes this site for.
+
+    Raises:
+        ContractError: that is no greeting.
+    """
+    if message.WhichOneof("what") != "greeting":
+        raise ContractError(f"a stream begins with a greeting, not {message.WhichOneof('what')}")
+    said = message.greeting
+    return _site(said.site), _site(said.to_site)
+
+
+def statement_of(message: wire.Statement, site: SiteName) -> Statement:
+    """What that site said.
+
+    Raises:
+        ContractError: a field is out of bounds, or none that the protocol knows.
+    """
+    match message.WhichOneof("what"):
+        case "run":
+            return _said(message.run, site)
+        case "gone":
+            return SaidGone(_run(message.gone.run))
+        case "heartbeat":
+            return Beat()
+        case other:
+            raise ContractError(f"a statement of kind {other}; allowed: run, gone, heartbeat")
+
+
+def to_wire(statement: Statement) -> wire.Statement:
+    """That statement, as a stream carries it."""
+    match statement:
+        case Said():
+            return wire.Statement(run=_report(statement))
+        case SaidGone(run):
+            return wire.Statement(gone=wire.RunGone(run=str(run)))
+        case Beat():
+            return wire.Statement(heartbeat=wire.Heartbeat())
+
+
+# ---- what comes in ----------------------------------------------------------------------------
+
+
+def _said(report: wire.RunReport, site: SiteName) -> Said:
+    return Said(
+        _run(report.run),
+        _spec(report.spec) if report.HasField("spec") else None,
+        _workers(report.workers, site) if report.HasField("workers") else None,
+        _figures(report.figures) if report.HasField("figures") else None,
+    )
+
+
+def _spec(spec: wire.RunSpec) -> SpecPrint:
+    if len(spec.spec_hash) != HASH_BYTES:
+        raise ContractError(f"hash of {len(spec.spec_hash)} bytes; allowed: {HASH_BYTES}")
+    if len(spec.fields) > MAX_FIELDS:
+        raise ContractError(f"{len(spec.fields)} fields; allowed: {MAX_FIELDS}")
+    for path, value in spec.fields.items():
+        _short("path of a field", path, MAX_PATH_BYTES)
+        if not path.isprintable() or len(value) != FIELD_HASH_BYTES:
+            raise ContractError(f"field {path!r:.80}: not a printable path and a hash")
+    return SpecPrint(spec.spec_hash.hex(), dict(spec.fields))
+
+
+def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:
+    for name, count in (("wanted", len(workers.wanted)), ("members", len(workers.members))):
+        if count > MAX_WORKERS:
+            raise ContractError(f"{name}: {count} workers; allowed: {MAX_WORKERS}")
+    wanted = tuple(_identity(place, site) for place in workers.wanted)
+    members = tuple(_member(member, site) for member in workers.members)
+    _unique("wanted", wanted)
+    _unique("members", [member.identity for member in members])
+    accuracies = {
+        Rank(member.place.rank): _fraction(member.accuracy)
+        for member in workers.members
+        if member.HasField("accuracy")
+    }
+    return SiteWorkers(wanted, members, workers.settled, accuracies)
+
+
+def _identity(place: wire.WorkerPlace, site: SiteName) -> WorkerIdentity:
+    is_name = DNS_LABEL.fullmatch(place.group) and len(place.group) <= GROUP_NAME_LENGTH
+    if not is_name or place.index >= MOST_WORKERS or place.rank > MAX_RANK:
+        raise ContractError(
+            f"worker {place.group!r:.80}, index {place.index}, rank {place.rank}; allowed: a"
+            f" group's name, an index below {MOST_WORKERS}, a rank up to {MAX_RANK}"
+        )
+    return WorkerIdentity(Rank(place.rank), site, place.group, place.index)
+
+
+def _member(member: wire.SiteMember, site: SiteName) -> Member:
+    identity = _identity(member.place, site)
+    if member.state not in set(MemberState):
+        raise ContractError(f"{identity.name}: state {member.state!r:.80}")
+    if member.incarnation > MAX_COUNTER:
+        raise ContractError(f"{identity.name}: incarnation {member.incarnation}")
+    _short("exchange_address", member.exchange_address)
+    _short("measuring_address", member.measuring_address)
+    return Member(
+        identity,
+        member.incarnation,
+        MemberState(member.state),
+        member.exchange_address,
+        member.measuring_address,
+    )
+
+
+def _figures(figures: wire.RunFigures) -> Figures:
+    rate = figures.samples_per_s
+    if not math.isfinite(rate) or rate < 0.0 or figures.iteration > MAX_COUNTER:
+        raise ContractError(f"iteration {figures.iteration}, {rate} samples/s")
+    return Figures(figures.training, figures.iteration, rate)
+
+
+def _fraction(value: float) -> float:
+    if not 0.0 <= value <= 1.0:  # nor NaN
+        raise ContractError(f"accuracy {value}; allowed: 0 to 1")
+    return value
+
+
+def _unique(name: str, workers: Iterable[WorkerIdentity]) -> None:
+    workers = tuple(workers)
+    places = {(worker.group, worker.index) for worker in workers}
+    if not len({worker.rank for worker in workers}) == len(places) == len(workers):
+        raise ContractError(f"{name}: a worker or a rank stands twice")
+
+
+def _run(text: str) -> JobKey:
+    found = _RUN.fullmatch(text)
+    if found is None:
+        raise ContractError(f"run {text!r:.80}; allowed: namespace/name#runId")
+    return JobKey(*found.groups())
+
+
+def _site(name: str) -> SiteName:
+    if not DNS_LABEL.fullmatch(name) or len(name) > SITE_NAME_LENGTH:
+        raise ContractError(f"site {name!r:.80}; allowed: a site's name")
+    return SiteName(name)
+
+
+def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
+    if len(text.encode()) > limit:
+        raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
+
+
+# ---- what goes out ----------------------------------------------------------------------------
+
+
+def _report(said: Said) -> wire.RunReport:
+    report = wire.RunReport(run=str(said.run))
+    if said.spec is not None:
+        spec_hash = bytes.fromhex(said.spec.spec_hash)
+        report.spec.CopyFrom(wire.RunSpec(spec_hash=spec_hash, fields=dict(said.spec.fields)))
+    if said.workers is not None:
+        report.workers.CopyFrom(_wire_workers(said.workers))
+    if said.figures is not None:
+        figures = said.figures
+        report.figures.CopyFrom(
+            wire.RunFigures(
+                training=figures.training,
+                iteration=figures.iteration,
+                samples_per_s=figures.samples_per_s,
+            )
+        )
+    return report
+
+
+def _wire_workers(workers: SiteWorkers) -> wire.RunWorkers:
+    return wire.RunWorkers(
+        wanted=[_place(worker) for worker in workers.wanted],
+        members=[_wire_member(member, workers.accuracies) for member in workers.members],
+        settled=workers.settled,
+    )
+
+
+def _wire_member(member: Member, accuracies: Mapping[Rank, float]) -> wire.SiteMember:
+    return wire.SiteMember(
+        place=_place(member.identity),
+        incarnation=member.incarnation,
+        state=member.state.value,
+        exchange_address=member.exchange_address,
+        measuring_address=member.measuring_address,
+        accuracy=accuracies.get(member.identity.rank),
+    )
+
+
+def _place(worker: WorkerIdentity) -> wire.WorkerPlace:
+    return wire.WorkerPlace(rank=worker.rank, group=worker.group, index=worker.index)

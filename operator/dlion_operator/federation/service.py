@@ -1,0 +1,200 @@
+"""The port on which other sites' operators say what they see: the server's half of the gRPC skin.
+
+Owns the streams and their refusals. Decides nothing itself: who a caller is says `credentials`,
+what its message means `messages`, what follows from it `state`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import JobKey, SiteName
+from dlion_api.refusals import REASON_KEY
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.coordinator.allowance import Allowance
+from dlion_operator.federation.credentials import Credentials
+from dlion_operator.federation.events import (
+    Event,
+    Greeted,
+    News,
+    RefusalReason,
+    Refuse,
+    Told,
+)
+from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting_of, statement_of
+from dlion_operator.federation.state import SILENT_AFTER_S, Federation
+from dlion_operator.reading import parser, readable
+
+_LOG = logging.getLogger(__name__)
+
+SERVICE = "dlion.v1alpha1.Federation"
+MAX_STREAMS = 256
+"""Of all other sites together; each has one, and two for a moment."""
+BYTES_PER_UNIT = 1024
+"""Of a caller's allowance a statement takes one unit, and one for every so many bytes."""
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    # An operator whose node or link is gone without a word is let go after 15 s at most.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
+    RefusalReason.BAD_CERTIFICATE: grpc.StatusCode.UNAUTHENTICATED,
+    RefusalReason.WRONG_SITE: grpc.StatusCode.NOT_FOUND,
+    RefusalReason.REPLACED: grpc.StatusCode.ABORTED,
+    RefusalReason.SILENT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    RefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.TOO_MUCH: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _RefusedError(Exception):
+    """The stream is ended with this."""
+
+    def __init__(self, refusal: Refuse) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class FederationService:
+    """`federation.proto`'s calls on a port."""
+
+    def __init__(
+        self,
+        own: SiteName,
+        state: Federation,
+        credentials: Credentials,
+        on_news: Callable[[JobKey], None],
+    ) -> None:
+        """`on_news` runs in the loop: it must neither block nor raise."""
+        self._own = own
+        self._state = state
+        self._credentials = credentials
+        self._on_news = on_news
+        self._numbers = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+        self.refusals: Counter[RefusalReason] = Counter()
+        self.streams = 0
+        """Opened so far: connections that got past TLS."""
+
+    async def start(self, listen_address: str) -> int:
+        """Opens the port and yields its number.
+
+        Raises:
+            UnavailableError: the address cannot be listened on.
+        """
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
+        method = grpc.stream_stream_rpc_method_handler(
+            self._tell,
+            request_deserializer=parser(wire.Statement),
+            response_serializer=wire.Welcome.SerializeToString,
+        )
+        handler = grpc.method_handlers_generic_handler(SERVICE, {"Tell": method})
+        server.add_generic_rpc_handlers((handler,))
+        try:
+            port = server.add_secure_port(listen_address, self._credentials.server())
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"federation cannot listen on {listen_address}: {error}; choose another port"
+                " (federation.port)"
+            ) from error
+        await server.start()
+        self._server = server
+        return port
+
+    async def shut_down(self) -> None:
+        """Closes the port and every stream at once."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def _tell(self, _: object, context: Context) -> None:
+        """One stream, until it breaks or is refused."""
+        stream = next(self._numbers)
+        self.streams += 1
+        try:
+            site = await self._greeted(stream, context)
+            allowance = Allowance()
+            while (message := await _next(context)) is not None:
+                self._check(site, context)
+                _spend(allowance, message)
+                told = Told(stream, statement_of(message, site), time.monotonic())
+                self._handle(told)
+        except ContractError as error:
+            await self._refuse(Refuse(RefusalReason.MALFORMED, str(error)), context)
+        except _RefusedError as error:
+            await self._refuse(error.refusal, context)
+        finally:
+            self._state.forget(stream)
+
+    async def _greeted(self, stream: int, context: Context) -> SiteName:
+        """The site that speaks, once it has shown that it is that one."""
+        message = await _next(context)
+        if message is None:
+            raise ContractError("a stream without a greeting")
+        site, to_site = greeting_of(message)
+        self._check(site, context)
+        self._handle(Greeted(stream, site, to_site, time.monotonic()))
+        await context.write(wire.Welcome(site=self._own))
+        return site
+
+    def _check(self, site: SiteName, context: Context) -> None:
+        """At every statement: a certificate may run out, a bundle may be replaced."""
+        shown = context.auth_context().get("x509_pem_cert") or ()
+        try:
+            self._credentials.check(next(iter(shown), None), site)
+        except ContractError as error:
+            raise _RefusedError(Refuse(RefusalReason.BAD_CERTIFICATE, str(error))) from error
+
+    def _handle(self, event: Event) -> None:
+        for instruction in self._state.handle(event):
+            match instruction:
+                case Refuse():
+                    raise _RefusedError(instruction)
+                case News(run):
+                    self._on_news(run)
+
+    async def _refuse(self, refusal: Refuse, context: Context) -> NoReturn:
+        self.refusals[refusal.reason] += 1
+        _LOG.warning(
+            "stream of %s refused, %s: %s", context.peer(), refusal.reason, refusal.message
+        )
+        metadata = ((REASON_KEY, str(refusal.reason)),)
+        await context.abort(STATUS[refusal.reason], refusal.message, metadata)
+        raise AssertionError("abort raises")
+
+
+async def _next(context: Context) -> wire.Statement | None:
+    """The next statement; None: the stream has ended."""
+    try:
+        async with asyncio.timeout(SILENT_AFTER_S):
+            message: Any = await context.read()
+    except TimeoutError:
+        words = f"nothing for {SILENT_AFTER_S:g} s, not even a heartbeat"
+        raise _RefusedError(Refuse(RefusalReason.SILENT, words)) from None
+    if message is grpc.aio.EOF:
+        return None
+    statement: wire.Statement = readable(message)
+    return statement
+
+
+def _spend(allowance: Allowance, message: wire.Statement) -> None:
+    if not allowance.spend(1 + message.ByteSize() // BYTES_PER_UNIT, time.monotonic()):
+        raise _RefusedError(Refuse(RefusalReason.TOO_MUCH, "too many statements at once"))

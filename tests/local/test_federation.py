@@ -1,0 +1,462 @@
+"""Facts: operators tell each other what they see over mutual TLS, whichever starts first and after
+either starts anew; a bundle that comes, changes or goes acts without a restart; certificates are
+renewed on streams that go on; an idle link is quiet; and of a table of hostile or mistaken
+connections each is refused, counted and changes nothing. Real gRPC over loopback, real TLS.
+
+Left out: what follows for a job (tests/unit/operator), two clusters (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import CertificateSigningRequestBuilder, Name
+
+from dlion_api.names import OperatorIdentity, SiteName
+from dlion_api.refusals import REASON_KEY
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.authority import Authority, ServerIdentity
+from dlion_operator.federation import node as node_module
+from dlion_operator.federation import service as service_module
+from dlion_operator.federation import telling as telling_module
+from dlion_operator.federation.events import RefusalReason
+from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting, to_wire
+from dlion_operator.federation.reports import Beat, Figures, RunReport, Said, SaidGone
+from dlion_operator.metrics import FederationMetrics
+from federated import JOB, FederatedSite, federated_sites, report, until, worker
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+LONG_S = 60.0
+METRICS_PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
+def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that has a folder, and a minute."""
+
+    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(node_module, "BUNDLES_EVERY_S", 0.1)
+        monkeypatch.setattr(telling_module, "HEARTBEAT_EVERY_S", 1.0)
+        monkeypatch.setattr(telling_module, "FIGURES_EVERY_S", 0.5)
+
+        async def run() -> None:
+            async with asyncio.timeout(LONG_S):
+                await body(tmp_path)
+
+        asyncio.run(run())
+
+    test.__name__ = body.__name__
+    return test
+
+
+@asynccontextmanager
+async def running(*sites: FederatedSite) -> AsyncIterator[None]:
+    """All of them, federated."""
+    try:
+        for site in sites:
+            await site.start(*(other for other in sites if other is not site))
+        yield
+    finally:
+        for site in sites:
+            if site.node is not None:
+                await site.node.close()
+
+
+def heard(site: FederatedSite, other: SiteName) -> Any:
+    assert site.node is not None
+    return site.node.reports(JOB).get(other)
+
+
+def knows(site: FederatedSite, others: dict[SiteName, RunReport]) -> bool:
+    """Whether that site has heard just this, and is heard itself."""
+    node = site.node
+    assert node is not None
+    return node.reports(JOB) == others and all(
+        node.hearing(other).reachable and not node.problem(other) for other in others
+    )
+
+
+@within
+async def test_three_sites_hear_of_each_other(folder: Path) -> None:
+    sites = federated_sites(folder, A, B, C)
+    for rank, site in enumerate(sites):
+        site.said[JOB] = report(site.name, rank)
+    async with running(*sites):
+        for site in sites:
+            others = {each.name: each.said[JOB] for each in sites if each is not site}
+            await until(partial(knows, site, others))
+            assert set(site.news) == {JOB}
+            assert site.node is not None
+            for family in FederationMetrics(site.node).collect():
+                name = family.name + ("_total" if family.type == "counter" else "")
+                assert f"| `{name}` | {family.type} |" in METRICS_PAGE, name
+        first, second, _ = sites
+        first.said = {JOB: replace(first.said[JOB], figures=Figures(True, 7, 3.5))}
+        await until(lambda: heard(second, A).figures == Figures(True, 7, 3.5))
+        first.said = {}
+        await until(lambda: heard(second, A) is None)
+
+
+@asynccontextmanager
+async def counted(site: FederatedSite) -> AsyncIterator[list[int]]:
+    """The sizes of all that passes, both ways, between that site's port and whoever dials it."""
+    sizes: list[int] = []
+    relays: set[asyncio.Task[None] | None] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                sizes.append(len(data))
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.add(asyncio.current_task())
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", site.port)
+        except ConnectionError:
+            writer.close()
+            return
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    site.reached_at = server.sockets[0].getsockname()[1]
+    async with server:
+        yield sizes
+    await asyncio.gather(*filter(None, relays))
+
+
+@within
+async def test_an_idle_link_is_quiet(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    a.said[JOB] = report(A, 0)
+    async with counted(b) as passed, running(a, b):
+        await until(lambda: heard(b, A) and a.node and a.node.diallers[B].connected)
+        assert a.node is not None
+        said, before = a.node.diallers[B].sent_bytes, sum(passed)
+        await until(lambda: a.node.diallers[B].sent_bytes > said + 3)  # two heartbeats
+        on_the_wire = sum(passed) - before
+        print(f"{on_the_wire} bytes on the wire for two heartbeats, both ways")
+        assert 0 < on_the_wire < 2000
+
+
+@within
+async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    a.said[JOB], b.said[JOB] = report(A, 0), report(B, 1)
+    async with running(a, b):
+        await until(lambda: heard(a, B) and heard(b, A))
+        assert a.node is not None
+        assert b.node is not None
+        await b.node.close()
+        await until(lambda: a.node.problem(B))
+        assert "listens at that address" in a.node.problem(B)
+        assert heard(a, B) == b.said[JOB]  # the last that is known
+        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 9, 1.0))
+        await b.start(a)
+        await until(lambda: heard(a, B).figures.iteration == 9)
+        await until(lambda: heard(b, A) and not a.node.problem(B))
+
+
+@within
+async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    a.said[JOB], b.said[JOB] = report(A, 0), report(B, 1)
+    right = b.bundle_file.read_bytes()
+    b.bundle_file.write_bytes(Authority(B).bundle_pem)  # of another authority of that name
+    async with running(a, b):
+        assert a.node is not None
+        assert b.node is not None
+        await until(lambda: b.node.diallers[A].failures and a.node.diallers[B].failures)
+        assert heard(a, B) is None
+        b.bundle_file.write_bytes(right)
+        await until(lambda: heard(a, B) and heard(b, A))
+        # Its authority gets a new certificate, which the others take over later.
+        b.authority = b.authority.renewed()
+        b.node.replace_authority(b.authority)
+        b.bundle_file.write_bytes(b.authority.bundle_pem)
+        await until(lambda: a.bundles[-1] == {B: b.authority.bundle_pem})
+        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 2, 1.0))
+        await until(lambda: heard(a, B).figures.iteration == 2)
+        b.bundle_file.write_text("no bundle")
+        await until(lambda: "holds no certificates" in a.node.problem(B))
+        assert not a.node.has_bundle(B)
+        assert a.bundles[-1] == {}
+        await until(lambda: a.node.service.refusals[RefusalReason.BAD_CERTIFICATE])
+        assert heard(a, B)
+
+
+@within
+async def test_streams_go_on_over_renewals(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    a.life = b.life = timedelta(seconds=2)
+    async with running(a, b):
+        assert a.node is not None
+        assert b.node is not None
+        await until(lambda: b.node.service.streams == 4)
+        a.said = {JOB: report(A, 0, iteration=7)}
+        await until(lambda: heard(b, A) and heard(b, A).figures.iteration == 7)
+        assert not b.node.service.refusals
+        assert not a.node.diallers[B].failures
+
+
+# ---- hostile and mistaken connections ---------------------------------------------------------
+
+
+@dataclass
+class Scene:
+    """Plant A, which is called, and the authorities of all."""
+
+    called: FederatedSite
+    authorities: dict[SiteName, Authority]
+
+    def identity(self, site: SiteName = B, **arguments: Any) -> ServerIdentity:
+        return self.authorities[site].operator_identity(life=timedelta(hours=1), **arguments)
+
+    def channel(self, identity: ServerIdentity | None) -> grpc.aio.Channel:
+        """To plant A, as its operator's honest clients have it, with that certificate."""
+        options = (
+            ("grpc.ssl_target_name_override", OperatorIdentity(A).dns_name),
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        credentials = grpc.ssl_channel_credentials(
+            self.authorities[A].bundle_pem,
+            identity.key_pem if identity else None,
+            identity.certificate_chain_pem if identity else None,
+        )
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.called.port}", credentials, options)
+
+
+def forged(scene: Scene) -> ServerIdentity:
+    """Plant C's good authority signs for plant B's operator."""
+    authority = scene.authorities[C]
+    authority.site = B
+    try:
+        return scene.identity(C)
+    finally:
+        authority.site = C
+
+
+def of_a_worker(scene: Scene) -> ServerIdentity:
+    """Plant B's authority has signed it, for a worker."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = CertificateSigningRequestBuilder().subject_name(Name([]))
+    csr = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return ServerIdentity(pem, scene.authorities[B].sign(csr, worker(B, 1), JOB))
+
+
+def ago(hours: float) -> datetime:
+    return datetime.now(UTC) - timedelta(hours=hours)
+
+
+IN_TLS: dict[str, Callable[[Scene], ServerIdentity | None]] = {
+    "no certificate": lambda scene: None,
+    "a foreign authority of the right name": lambda scene: Authority(B).operator_identity(),
+    "expired": lambda scene: scene.identity(now=ago(2)),
+    "not yet valid": lambda scene: scene.identity(now=ago(-2)),
+    "its own authority's": lambda scene: scene.identity(A),
+}
+
+HELLO = greeting(B, A).SerializeToString()
+WHOLE = to_wire(
+    Said(JOB, report(B, 1).spec, report(B, 1).workers, report(B, 1).figures)
+).SerializeToString()
+
+
+LONG_UNKNOWN_FIELD = b"\x7a\x80\x80\xc0\x01" + bytes(3 * 2**20)
+
+
+def changed(change: Callable[[wire.RunReport], object]) -> bytes:
+    """A good report, with one thing wrong."""
+    statement = wire.Statement.FromString(WHOLE)
+    change(statement.run)
+    return statement.SerializeToString()
+
+
+Identify = Callable[[Scene], ServerIdentity]
+PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
+    "another site's name on a good authority": (forged, [HELLO], RefusalReason.BAD_CERTIFICATE),
+    "a worker's certificate": (of_a_worker, [HELLO], RefusalReason.BAD_CERTIFICATE),
+    "claims to be another site": (
+        Scene.identity, [greeting(C, A).SerializeToString()], RefusalReason.BAD_CERTIFICATE,
+    ),
+    "claims to be the called site": (
+        Scene.identity, [greeting(A, A).SerializeToString()], RefusalReason.BAD_CERTIFICATE,
+    ),
+    "claims to be a site that nobody knows": (
+        Scene.identity, [greeting(SiteName("x"), A).SerializeToString()],
+        RefusalReason.BAD_CERTIFICATE,
+    ),
+    "takes it for another site": (
+        Scene.identity, [greeting(B, C).SerializeToString()], RefusalReason.WRONG_SITE,
+    ),
+    "no greeting": (Scene.identity, [WHOLE], RefusalReason.MALFORMED),
+    "an empty statement": (Scene.identity, [b""], RefusalReason.MALFORMED),
+    "no site's name": (
+        Scene.identity, [greeting(SiteName("B/"), A).SerializeToString()], RefusalReason.MALFORMED,
+    ),
+    "garbage": (Scene.identity, [b"\xff" * 99], RefusalReason.MALFORMED),
+    "garbage after the greeting": (Scene.identity, [HELLO, b"\x0a\xff"], RefusalReason.MALFORMED),
+    "two greetings": (Scene.identity, [HELLO, HELLO], RefusalReason.MALFORMED),
+    "half a report": (
+        Scene.identity, [HELLO, to_wire(Said(JOB, figures=Figures())).SerializeToString()],
+        RefusalReason.MALFORMED,
+    ),
+    "no run's name": (
+        Scene.identity, [HELLO, changed(lambda run: setattr(run, "run", "../x#1"))],
+        RefusalReason.MALFORMED,
+    ),
+    "a short hash": (
+        Scene.identity, [HELLO, changed(lambda run: setattr(run.spec, "spec_hash", b"short"))],
+        RefusalReason.MALFORMED,
+    ),
+    "a rank twice": (
+        Scene.identity,
+        [HELLO, changed(lambda run: run.workers.members.append(run.workers.members[0]))],
+        RefusalReason.MALFORMED,
+    ),
+    "an unknown state": (
+        Scene.identity, [HELLO, changed(lambda run: setattr(run.workers.members[0], "state", "?"))],
+        RefusalReason.MALFORMED,
+    ),
+    "a long address": (
+        Scene.identity,
+        [
+            HELLO,
+            changed(lambda run: setattr(run.workers.members[0], "exchange_address", "x" * 999)),
+        ],
+        RefusalReason.MALFORMED,
+    ),
+    "not a number": (
+        Scene.identity,
+        [HELLO, changed(lambda run: setattr(run.figures, "samples_per_s", float("nan")))],
+        RefusalReason.MALFORMED,
+    ),
+    "too much at once": (
+        Scene.identity,
+        [HELLO, *[to_wire(Beat()).SerializeToString() + LONG_UNKNOWN_FIELD] * 4],
+        RefusalReason.TOO_MUCH,
+    ),
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    """Plant A, which knows plants B and C; B has told it of a run and is away."""
+    a, b, c = federated_sites(folder, A, B, C)
+    b.said[JOB] = report(B, 1)
+    try:
+        await a.start(b, c)
+        await b.start(a)
+        await until(lambda: heard(a, B))
+        assert b.node is not None
+        await b.node.close()
+        yield Scene(a, {site.name: site.authority for site in (a, b, c)})
+    finally:
+        if a.node is not None:
+            await a.node.close()
+
+
+async def called(channel: grpc.aio.Channel, contents: list[bytes]) -> grpc.aio.AioRpcError:
+    """How the call with these messages ended."""
+    stream = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # ended meanwhile
+        for content in contents:
+            await stream.write(content)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await stream.read() is not grpc.aio.EOF:
+            pass  # the welcome
+    code = await stream.code()
+    return grpc.aio.AioRpcError(
+        code, await stream.initial_metadata(), await stream.trailing_metadata()
+    )
+
+
+@within
+async def test_what_is_hostile_inside_tls_makes_no_stream(folder: Path) -> None:
+    async with scene(folder) as at:
+        assert at.called.node is not None
+        node = at.called.node
+        streams = node.service.streams
+        for number, (what, identify) in enumerate(IN_TLS.items(), 1):
+            begun = node.credentials.handshakes
+            async with at.channel(identify(at)) as channel:
+                error = await called(channel, [HELLO])
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, what
+            assert node.credentials.handshakes > begun, (what, number)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{at.called.port}") as channel:
+            assert (await called(channel, [HELLO])).code() is grpc.StatusCode.UNAVAILABLE
+        assert node.service.streams == streams
+        assert heard(at.called, B) == report(B, 1)
+
+
+@within
+async def test_what_is_hostile_past_tls_is_refused_by_name(folder: Path) -> None:
+    async with scene(folder) as at:
+        assert at.called.node is not None
+        node = at.called.node
+        for what, (identify, contents, reason) in PAST_TLS.items():
+            before = node.service.refusals[reason]
+            async with at.channel(identify(at)) as channel:
+                error = await called(channel, contents)
+            metadata = dict(error.trailing_metadata() or ())
+            assert metadata.get(REASON_KEY) == reason, (what, error)
+            assert node.service.refusals[reason] == before + 1, what
+            assert heard(at.called, B) == report(B, 1), what
+        assert node.reports(JOB).keys() == {B}
+
+
+@within
+async def test_a_huge_statement_is_refused(folder: Path) -> None:
+    async with scene(folder) as at, at.channel(at.identity()) as channel:
+        error = await called(channel, [HELLO, b"\x12" * (MAX_STATEMENT_BYTES + 1)])
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert heard(at.called, B) == report(B, 1)
+
+
+@within
+async def test_the_newest_stream_of_a_site_counts(folder: Path) -> None:
+    async with scene(folder) as at, at.channel(at.identity()) as channel:
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        older, newer = call(), call()
+        for stream in (older, newer):
+            await stream.write(HELLO)
+            await stream.read()
+        await older.write(to_wire(SaidGone(JOB)).SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await older.read()
+        assert dict(raised.value.trailing_metadata())[REASON_KEY] == RefusalReason.REPLACED
+        assert heard(at.called, B)
+        await newer.write(WHOLE)
+        await newer.write(to_wire(SaidGone(JOB)).SerializeToString())
+        await until(lambda: heard(at.called, B) is None)
+
+
+def test_a_stream_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with scene(tmp_path) as at, at.channel(at.identity()) as channel:
+            monkeypatch.setattr(service_module, "SILENT_AFTER_S", 0.2)
+            error = await called(channel, [HELLO])
+            assert dict(error.trailing_metadata() or ())[REASON_KEY] == RefusalReason.SILENT
+
+    asyncio.run(asyncio.wait_for(body(), LONG_S))

@@ -1,0 +1,148 @@
+"""Facts: any bytes that arrive become a statement or a ContractError; what is said survives the
+wire; over any timeline of reports, losses, restarts and streams, the other end knows at last what
+is the case, and names no member that was never said.
+
+Left out: examples with their reasons (tests/unit/federation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.federation.events import Greeted, Refuse, Told
+from dlion_operator.federation.messages import greeting_of, statement_of, to_wire
+from dlion_operator.federation.reports import (
+    Beat,
+    Figures,
+    RunReport,
+    Said,
+    SaidGone,
+    SiteWorkers,
+    SpecPrint,
+)
+from dlion_operator.federation.state import Federation
+from dlion_operator.federation.telling import Telling
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+RUNS = [JobKey("default", "digits", "1"), JobKey("ns", "other", "run-2")]
+WORKERS = [WorkerIdentity(Rank(n), B, "small", n) for n in range(3)]
+
+TEXT = st.text(max_size=40)
+MEMBERS = st.builds(
+    Member,
+    st.sampled_from(WORKERS),
+    st.integers(0, 2**53),
+    st.sampled_from(list(MemberState)),
+    TEXT,
+    TEXT,
+)
+SITE_WORKERS = st.builds(
+    SiteWorkers,
+    st.lists(st.sampled_from(WORKERS), unique=True).map(tuple),
+    st.lists(MEMBERS, unique_by=lambda each: each.identity, max_size=3).map(tuple),
+    st.booleans(),
+)
+PRINTS = st.builds(
+    SpecPrint,
+    st.binary(min_size=32, max_size=32).map(bytes.hex),
+    st.dictionaries(
+        st.sampled_from(["a.b", "c", "d[e]"]), st.binary(min_size=8, max_size=8), max_size=3
+    ),
+)
+FIGURES = st.builds(Figures, st.booleans(), st.integers(0, 2**53), st.floats(0, 1e9))
+REPORTS = st.builds(RunReport, PRINTS, SITE_WORKERS, FIGURES)
+RUN = st.sampled_from(RUNS)
+STATEMENTS = st.one_of(
+    st.just(Beat()),
+    st.builds(SaidGone, RUN),
+    st.builds(Said, RUN, st.none() | PRINTS, st.none() | SITE_WORKERS, st.none() | FIGURES),
+)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_become_a_statement_or_are_refused(content: bytes) -> None:
+    try:
+        message = wire.Statement.FromString(content)
+        if message.HasField("greeting"):
+            greeting_of(message)
+        else:
+            statement_of(message, B)
+    except (ContractError, DecodeError):
+        return
+
+
+@given(STATEMENTS, st.data())
+def test_a_statement_that_is_damaged_is_refused_or_is_another(
+    statement: Said | SaidGone | Beat, data: st.DataObject
+) -> None:
+    content = bytearray(to_wire(statement).SerializeToString())
+    for at in data.draw(st.lists(st.integers(0, max(0, len(content) - 1)), max_size=4)):
+        if content:
+            content[at] ^= data.draw(st.integers(1, 255))
+    try:
+        statement_of(wire.Statement.FromString(bytes(content)), B)
+    except (ContractError, DecodeError):
+        return
+
+
+@given(STATEMENTS)
+def test_what_is_said_survives_the_wire(statement: Said | SaidGone | Beat) -> None:
+    content = to_wire(statement).SerializeToString()
+    assert statement_of(wire.Statement.FromString(content), B) == statement
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["report", "gone", "restart", "wait"]), RUN, REPORTS), max_size=20
+)
+
+
+@given(STEPS)
+def test_the_other_end_knows_at_last_what_is_the_case(
+    steps: list[tuple[str, JobKey, RunReport]],
+) -> None:
+    state, telling, stream, now_s = Federation(A, [B]), Telling(), 1, 0.0
+    state.handle(Greeted(stream, B, A, now_s))
+    truth: dict[JobKey, RunReport] = {}
+    ever: dict[JobKey, set[WorkerIdentity]] = {run: set() for run in RUNS}
+
+    def tell() -> None:
+        for statement in telling.news(truth, now_s):
+            instructions = state.handle(Told(stream, statement, now_s))
+            assert not any(isinstance(each, Refuse) for each in instructions)
+
+    for what, run, report in steps:
+        now_s += 20.0
+        if what == "report":
+            truth[run] = report
+            ever[run] |= {each.identity for each in report.workers.members}
+        elif what == "gone":
+            truth.pop(run, None)
+        elif what == "restart":  # its operator starts anew, on a new stream
+            telling, stream = Telling(), stream + 1
+            state.handle(Greeted(stream, B, A, now_s))
+        tell()
+    for run, report in truth.items():  # in the end everybody there is heard of
+        truth[run] = replace(report, workers=replace(report.workers, settled=True))
+    for _ in range(20):
+        now_s += 5.0
+        tell()
+    for run in RUNS:
+        known = state.reports(run).get(B)
+        assert (known is not None) == (run in truth)
+        if known is None:
+            continue
+        assert known.spec == truth[run].spec
+        assert known.figures == truth[run].figures
+        assert known.workers.wanted == truth[run].workers.wanted
+        assert {each.identity for each in known.workers.members} <= ever[run]
+        said = {each.identity for each in truth[run].workers.members}
+        for member in known.workers.members:
+            assert member.state is not MemberState.READY or member.identity in said

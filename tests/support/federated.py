@@ -1,0 +1,115 @@
+"""Federation nodes over loopback, each with its own authority and its bundles in files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.authority import Authority
+from dlion_operator.federation.node import FederationNode
+from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.settings import RemoteSite
+from operator_process import free_ports
+
+JOB = JobKey("default", "digits", "1")
+LIFE = timedelta(hours=1)
+
+
+def worker(site: str, rank: int) -> WorkerIdentity:
+    """The only worker of its site, say."""
+    return WorkerIdentity(Rank(rank), SiteName(site), "small", 0)
+
+
+def member(
+    site: str, rank: int, incarnation: int = 1, state: MemberState = MemberState.READY
+) -> Member:
+    """That worker, joined."""
+    return Member(worker(site, rank), incarnation, state, f"10.0.0.{rank}:7440", "")
+
+
+def report(
+    site: str, rank: int, *, seed: bytes = b"12345678", settled: bool = True, iteration: int = 0
+) -> RunReport:
+    """What a site with one worker says of its part in a run."""
+    return RunReport(
+        SpecPrint(seed.hex().ljust(64, "0"), {"trainer.seed": seed, "minSites": b"abcdefgh"}),
+        SiteWorkers((worker(site, rank),), (member(site, rank),), settled),
+        Figures(training=bool(iteration), iteration=iteration, samples_per_s=float(iteration)),
+    )
+
+
+@dataclass
+class FederatedSite:
+    """One site: what it says, what it has heard of."""
+
+    name: SiteName
+    folder: Path
+    port: int
+    authority: Authority
+    life: timedelta = LIFE
+    reached_at: int = 0
+    """A port of something between others and this; 0: nothing is."""
+    said: dict[JobKey, RunReport] = field(default_factory=dict)
+    news: list[JobKey] = field(default_factory=list)
+    bundles: list[Any] = field(default_factory=list)
+    node: FederationNode | None = None
+
+    @property
+    def bundle_file(self) -> Path:
+        """Where the others read this site's bundle."""
+        return self.folder / f"{self.name}.pem"
+
+    def problems(self) -> set[SiteName]:
+        """The sites whose bundles will not do."""
+        node = self.node
+        assert node is not None
+        return {site for site in node.diallers if not node.has_bundle(site)}
+
+    async def start(self, *others: FederatedSite, **parts: Any) -> FederationNode:
+        """Federates with these. `parts` take the place of what this says and hears by itself."""
+        sites = tuple(
+            RemoteSite(
+                name=other.name,
+                address=f"127.0.0.1:{other.reached_at or other.port}",
+                bundle_file=str(other.bundle_file),
+            )
+            for other in others
+        )
+        self.node = FederationNode(
+            self.authority,
+            sites,
+            certificate_life=self.life,
+            **{
+                "reports": lambda: self.said,
+                "on_news": self.news.append,
+                "on_bundles": self.bundles.append,
+                **parts,
+            },
+        )
+        await self.node.start(f"127.0.0.1:{self.port}")
+        return self.node
+
+
+def federated_sites(folder: Path, *names: str) -> list[FederatedSite]:
+    """Sites that know each other's bundles; none of them started."""
+    sites = [
+        FederatedSite(SiteName(name), folder, port, Authority(SiteName(name)))
+        for name, port in zip(names, free_ports(len(names)), strict=True)
+    ]
+    for site in sites:
+        site.bundle_file.write_bytes(site.authority.bundle_pem)
+    return sites
+
+
+async def until(look: Callable[[], Any], within_s: float = 20.0) -> Any:
+    """What `look` yields once it is true."""
+    async with asyncio.timeout(within_s):
+        while not (found := look()):  # noqa: ASYNC110 - what is looked at has no event
+            await asyncio.sleep(0.02)
+    return found

@@ -1,0 +1,97 @@
+"""Facts: a bundle is read again when its file changes; a file that is missing, is no certificate,
+holds one of no authority, is too long or has run out takes that site's trust away, says why and
+what to do, and leaves the other sites alone; nothing but certificates is taken from it. The
+settings name the other sites and not this one.
+
+Left out: what a new bundle does to streams (tests/local/test_federation.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlion_api.cluster_names import FEDERATION_PORT
+from dlion_api.document import parse
+from dlion_api.errors import SpecError
+from dlion_api.names import SiteName
+from dlion_operator.authority import Authority
+from dlion_operator.federation.bundles import MAX_BUNDLE_BYTES, Bundles
+from dlion_operator.settings import Settings
+
+B, C = SiteName("plant-b"), SiteName("plant-c")
+AUTHORITY = Authority(B)
+NEEDED: dict[str, Any] = {
+    "site": "plant-a",
+    "images": {"worker": "w", "sidecar": "s"},
+    "coordinator": {"address": "here:1"},
+}
+OTHERS = [{"name": "plant-b", "address": "there:1", "bundleFile": "/b.pem"}]
+
+
+def test_a_bundle_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "b.pem"
+    bundles = Bundles({B: path})
+    assert bundles.reload()
+    assert "cannot be read: No such file" in bundles.problems[B]
+    assert not bundles.reload()
+    path.write_bytes(AUTHORITY.bundle_pem)
+    assert bundles.reload()
+    assert (bundles.pems, bundles.problems) == ({B: AUTHORITY.bundle_pem}, {})
+    assert not bundles.reload()
+    successor = AUTHORITY.renewed().bundle_pem
+    path.write_bytes(successor)
+    assert bundles.reload()
+    assert bundles.pems == {B: successor}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no certificates (PEM); put there what `dlion trust show` says at that site"),
+        (
+            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "holds no certificates",
+        ),
+        (AUTHORITY.to_keep().key_pem, "holds no certificates"),
+        (AUTHORITY.operator_identity().certificate_chain_pem, "certificate of no authority"),
+        (b"x" * (MAX_BUNDLE_BYTES + 1), "is longer than"),
+        (
+            Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,
+            "has run out on",
+        ),
+    ],
+)
+def test_what_is_no_bundle_is_not_trusted(tmp_path: Path, content: bytes, words: str) -> None:
+    bad, good = tmp_path / "b.pem", tmp_path / "c.pem"
+    bad.write_bytes(content)
+    good.write_bytes(Authority(C).bundle_pem)
+    bundles = Bundles({B: bad, C: good})
+    bundles.reload()
+    assert words in bundles.problems[B]
+    assert str(bad) in bundles.problems[B]
+    assert set(bundles.pems) == {C}
+
+
+def test_only_certificates_are_taken_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "b.pem"
+    path.write_bytes(b"# of plant-b\n" + AUTHORITY.to_keep().key_pem + AUTHORITY.bundle_pem)
+    bundles = Bundles({B: path})
+    bundles.reload()
+    assert bundles.pems == {B: AUTHORITY.bundle_pem}
+
+
+def test_settings_name_the_other_sites() -> None:
+    alone = parse(Settings, {**NEEDED, "sites": OTHERS})
+    assert alone.remote_sites == ()
+    settings = parse(Settings, {**NEEDED, "federation": {}, "sites": OTHERS})
+    assert [site.name for site in settings.remote_sites] == ["plant-b"]
+    assert settings.federation is not None
+    assert settings.federation.port == FEDERATION_PORT
+    with pytest.raises(SpecError, match="names the other sites"):
+        parse(Settings, {**NEEDED, "sites": [{**OTHERS[0], "name": "plant-a"}]})
+    with pytest.raises(SpecError, match="plant-b"):
+        parse(Settings, {**NEEDED, "sites": OTHERS * 2})

@@ -1,0 +1,114 @@
+"""Facts: fields that sites may differ in are no drift; any other is named by its path, also in
+lists of named things and where only one site has it; the site that differs from most is the one
+that is named, in the same words at every site.
+
+Left out: how hashes travel (test_messages).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from dlion_api.names import SiteName
+from dlion_api.spec import load_job
+from dlion_operator.federation.drift import differences
+from dlion_operator.federation.reports import MAX_PATH_BYTES, SpecPrint
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "dlion.dev/v1alpha1",
+    "kind": "DLionJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "sites": [
+            {"name": A, "groups": [{"name": "small", "workers": 2}]},
+            {"name": B, "groups": [{"name": "small", "workers": 1}]},
+        ],
+        "trainer": {
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": {"maxSteps": 10},
+        },
+    },
+}
+
+
+def printed(*changes: tuple[str, Any]) -> SpecPrint:
+    """Of the manifest with these changes; a path counts through lists."""
+    document = copy.deepcopy(MANIFEST)
+    for path, value in changes:
+        *way, last = path.split(".")
+        at: Any = document["spec"]
+        for step in way:
+            at = at[int(step)] if isinstance(at, list) else at.setdefault(step, {})
+        at[last] = value
+    return SpecPrint.of(load_job(document))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("sites.0.groups.0.workers", 5),
+        ("sites.0.groups.0.resources", {"limits": {"cpu": "2"}}),
+        ("sites.1.groups.0.nodeSelector", {"disk": "fast"}),
+        ("trainer.image", "elsewhere/worker:2"),
+        ("suspend", True),
+        ("activeDeadlineSeconds", 60),
+        ("startDeadlineSeconds", 60),
+        ("ttlSecondsAfterFinished", 60),
+        ("checkpoint.everySeconds", 7),
+        ("podTemplate", {"metadata": {"labels": {"a": "b"}}}),
+    ],
+)
+def test_what_sites_may_differ_in_is_no_drift(change: tuple[str, Any]) -> None:
+    assert differences({A: printed(), B: printed(change)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (("trainer.seed", 7), "trainer.seed"),
+        (("minSites", 2), "minSites"),
+        (("trainer.optimizer.learningRate", 0.5), "trainer.optimizer.learningRate"),
+        (("sites.1.groups.0.name", "large"), "sites[plant-b].groups"),
+        (("trainer.startFrom", "earlier.keras"), "trainer.startFrom"),
+        (("exchange.policy", "full"), "exchange.policy"),
+    ],
+)
+def test_a_field_that_differs_is_named(change: tuple[str, Any], path: str) -> None:
+    (found,) = differences({A: printed(), B: printed(change)})
+    assert (found.site, found.reference) == (B, A)
+    assert path in found.paths
+
+
+def test_the_order_of_sites_counts() -> None:
+    turned = printed(("sites", MANIFEST["spec"]["sites"][::-1]))
+    (found,) = differences({A: printed(), B: turned})
+    assert found.paths == ("sites",)
+
+
+def test_who_differs_from_most_is_named_whoever_asks() -> None:
+    other = printed(("trainer.seed", 7))
+    (found,) = differences({A: other, B: printed(), C: printed()})
+    words = "the manifest of plant-a differs from that of plant-b in trainer.seed"
+    assert str(found) == words
+    assert str(*differences({C: printed(), B: printed(), A: other})) == words
+
+
+def test_many_fields_are_counted() -> None:
+    changes = [(f"trainer.{name}", 9) for name in ("seed",)]
+    changes += [("minSites", 2), ("maxRestarts", 3), ("failurePolicy", "Fail")]
+    changes += [("batching.globalBatchSize.initial", 77), ("synchronization.maxStaleness", 2)]
+    (found,) = differences({A: printed(), B: printed(*changes)})
+    assert str(found).endswith(" and 1 more")
+
+
+def test_paths_are_bounded_and_stay_apart() -> None:
+    exchange = {"policy": "mine", "parameters": {f"{'k' * 300}{end}": 1 for end in "ab"}}
+    paths = [p for p in printed(("exchange", exchange)).fields if "kkk" in p]
+    assert len(paths) == 2
+    assert all(len(path.encode()) <= MAX_PATH_BYTES for path in paths)

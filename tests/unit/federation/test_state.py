@@ -1,0 +1,181 @@
+"""Facts: what a site said stands until it says otherwise, whether it falls silent, comes back on a
+new stream or starts anew; an operator that knows better takes members away; an older incarnation
+changes nothing; a stream that has been replaced is refused; news is told once. And of what is said:
+everything at first, then what is new, at last a heartbeat.
+
+Left out: the wire (test_messages), streams (tests/local/test_federation.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dlion_api.membership import MemberState
+from dlion_api.names import JobKey, SiteName
+from dlion_operator.federation.events import Greeted, News, RefusalReason, Refuse, Told
+from dlion_operator.federation.reports import (
+    Beat,
+    Figures,
+    RunReport,
+    Said,
+    SaidGone,
+    SiteWorkers,
+    Statement,
+)
+from dlion_operator.federation.state import GONE_AFTER_S, SILENT_AFTER_S, Federation, Hearing
+from dlion_operator.federation.telling import Telling
+from federated import JOB, member, report, worker
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+OTHER = JobKey("default", "other", "1")
+REPORT = report(B, 1)
+
+
+def federation() -> Federation:
+    state = Federation(A, [B])
+    assert state.handle(Greeted(1, B, A, 0.0)) == ()
+    return state
+
+
+def say(state: Federation, statement: Statement, *, stream: int = 1, now_s: float = 1.0) -> object:
+    instructions = state.handle(Told(stream, statement, now_s))
+    return instructions[0] if len(instructions) == 1 else instructions
+
+
+def whole(report: RunReport, run: JobKey = JOB) -> Said:
+    return Said(run, report.spec, report.workers, report.figures)
+
+
+def states(state: Federation) -> dict[int, MemberState]:
+    members = state.reports(JOB)[B].workers.members
+    return {each.identity.rank: each.state for each in members}
+
+
+def test_what_a_site_says_is_kept_and_told_once() -> None:
+    state = federation()
+    assert say(state, whole(REPORT)) == News(JOB)
+    assert say(state, whole(REPORT)) == ()
+    assert state.reports(JOB) == {B: REPORT}
+    assert state.reports(OTHER) == {}
+    figures = Figures(True, 5, 10.0)
+    assert say(state, Said(JOB, figures=figures)) == News(JOB)
+    assert state.reports(JOB) == {B: replace(REPORT, figures=figures)}
+
+
+def test_a_stream_begins_with_all_of_a_run() -> None:
+    state = federation()
+    refused = say(state, Said(JOB, figures=Figures()))
+    assert isinstance(refused, Refuse)
+    assert refused.reason is RefusalReason.MALFORMED
+    say(state, whole(REPORT))
+    state.handle(Greeted(2, B, A, 2.0))
+    refused = say(state, Said(JOB, figures=Figures()), stream=2)
+    assert isinstance(refused, Refuse)
+    assert state.reports(JOB) == {B: REPORT}
+
+
+def test_a_silent_site_is_not_reachable_and_what_it_said_stands() -> None:
+    state = federation()
+    say(state, whole(REPORT), now_s=10.0)
+    assert state.hearing(B, 10.0 + SILENT_AFTER_S) == Hearing(True, SILENT_AFTER_S)
+    assert state.hearing(B, 10.1 + SILENT_AFTER_S).reachable is False
+    state.forget(1)
+    assert state.reports(JOB) == {B: REPORT}
+    assert state.hearing(SiteName("plant-x"), 0.0) == Hearing(False, None)
+
+
+def test_the_newest_stream_of_a_site_counts() -> None:
+    state = federation()
+    say(state, whole(REPORT))
+    state.handle(Greeted(2, B, A, 2.0))
+    refused = say(state, Beat())
+    assert isinstance(refused, Refuse)
+    assert refused.reason is RefusalReason.REPLACED
+    state.forget(1)
+    assert say(state, Beat(), stream=2, now_s=3.0) == ()
+    assert state.hearing(B, 3.0).heartbeat_age_s == 0.0
+
+
+def test_who_takes_this_site_for_another_is_refused() -> None:
+    state = Federation(A, [B])
+    (refused,) = state.handle(Greeted(1, B, SiteName("plant-c"), 0.0))
+    assert isinstance(refused, Refuse)
+    assert refused.reason is RefusalReason.WRONG_SITE
+    assert state.hearing(B, 0.0) == Hearing(False, None)
+
+
+def test_a_run_that_is_gone_is_forgotten() -> None:
+    state = federation()
+    say(state, whole(REPORT))
+    assert say(state, SaidGone(JOB)) == News(JOB)
+    assert say(state, SaidGone(JOB)) == ()
+    assert state.reports(JOB) == {}
+
+
+def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
+    state = federation()
+    say(state, whole(REPORT))
+    say(state, whole(REPORT, OTHER))
+    state.handle(Greeted(2, B, A, 100.0))
+    say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
+    assert say(state, Beat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
+    assert state.reports(JOB)
+    assert say(state, Beat(), stream=2, now_s=100.0 + GONE_AFTER_S) == News(JOB)
+    assert state.reports(JOB) == {}
+    assert state.reports(OTHER)
+
+
+def test_an_operator_that_starts_anew_takes_nobody_away_until_it_has_heard_of_all() -> None:
+    state = federation()
+    both = SiteWorkers(
+        (worker(B, 1),), (member(B, 1), member(B, 7)), True, {worker(B, 1).rank: 0.5}
+    )
+    say(state, whole(replace(REPORT, workers=both)))
+    state.handle(Greeted(2, B, A, 2.0))
+    anew = SiteWorkers((worker(B, 1),), (), settled=False)
+    say(state, whole(replace(REPORT, workers=anew)), stream=2)
+    assert states(state) == {1: MemberState.READY, 7: MemberState.READY}
+    assert state.reports(JOB)[B].workers.accuracies == {1: 0.5}
+    say(state, Said(JOB, workers=replace(anew, settled=True)), stream=2)
+    assert states(state) == {1: MemberState.LOST, 7: MemberState.FINISHED}
+
+
+def test_an_older_incarnation_changes_nothing() -> None:
+    state = federation()
+    say(state, whole(replace(REPORT, workers=replace(REPORT.workers, members=(member(B, 1, 5),)))))
+    old = replace(REPORT.workers, members=(member(B, 1, 4, MemberState.LOST),))
+    assert say(state, Said(JOB, workers=old)) == ()
+    new = replace(REPORT.workers, members=(member(B, 1, 6, MemberState.LOST),))
+    assert say(state, Said(JOB, workers=new)) == News(JOB)
+    assert states(state) == {1: MemberState.LOST}
+
+
+def test_everything_is_said_once_then_what_is_new_then_a_heartbeat() -> None:
+    telling = Telling()
+    assert telling.news({JOB: REPORT}, 0.0) == [whole(REPORT)]
+    assert telling.news({JOB: REPORT}, 1.0) == []
+    assert telling.news({JOB: REPORT}, 5.0) == [Beat()]
+    assert telling.news({JOB: REPORT}, 6.0) == []
+    lost = replace(REPORT.workers, members=(member(B, 1, 1, MemberState.LOST),))
+    assert telling.news({JOB: replace(REPORT, workers=lost)}, 7.0) == [Said(JOB, workers=lost)]
+    assert telling.news({}, 8.0) == [SaidGone(JOB)]
+    assert telling.news({}, 9.0) == []
+    assert Telling().news({}, 0.0) == [Beat()]
+
+
+def test_figures_are_said_every_five_seconds_at_most() -> None:
+    telling = Telling()
+    said = []
+    for second in range(21):
+        figures = Figures(True, second, float(second))
+        said += telling.news({JOB: replace(REPORT, figures=figures)}, float(second))
+    assert [s.figures.iteration for s in said if isinstance(s, Said) and s.figures] == [
+        0, 5, 10, 15, 20
+    ]  # fmt: skip
+
+
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "federation.md").read_text()
+    for reason in RefusalReason:
+        assert f"| `{reason}` | " in page
