@@ -30,6 +30,7 @@ _STATE_STYLES = {
     "Failed": "bold red",
     "Ready": "green",
     "Starting": "yellow",
+    "Absent": "yellow",
     "Unreachable": "bold red",
     "Refused": "bold red",
 }
@@ -136,7 +137,8 @@ def conditions_table(conditions: Iterable[Said], now: datetime) -> Table:
         table.add_column(title, no_wrap=True)
     table.add_column("MESSAGE", overflow="fold")
     for said in conditions:
-        style = "bold red" if said.holds and said.type in _BAD else ""
+        differs = said.type == ConditionType.SPEC_CONSISTENT and said.status == "False"
+        style = "bold red" if differs or (said.holds and said.type in _BAD) else ""
         since = parsed_time(said.since)
         shown = NOT_KNOWN if since is None else age((now - since).total_seconds())
         cells = (said.type, said.status, said.reason, shown, said.message)

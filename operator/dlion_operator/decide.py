@@ -32,7 +32,7 @@ from dlion_operator.decisions import (
     StopRun,
 )
 from dlion_operator.findings import failure, hindered, standing, too_long, verdict, why_over
-from dlion_operator.observed import JobView, Observed, PodView, moment
+from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, PodView, moment
 from dlion_operator.pod_security import restricted_violations
 from dlion_operator.runs import Run, groups_of
 from dlion_operator.settings import Settings
@@ -54,8 +54,6 @@ KEPT_AT_LEAST = timedelta(seconds=60)
 """The keeper writes down how the run ended before anything goes."""
 SERVED_AFTER_END = timedelta(minutes=10)
 """So long the keeper can hear that a run is over."""
-KNOWN_AFTER_S = 45.0
-"""After this an operator that has started anew has heard from every worker that is there."""
 CLOCKS_DIFFER_S = 5.0
 """The API server's clock tells when a Job was made, in whole seconds."""
 LOOK_AGAIN_S = 10.0
@@ -363,10 +361,21 @@ def _told(
     """With an event where the reason is another than it was."""
     before = (seen.document.get("status") or {}).get("conditions") or ()
     was = next((c.get("reason") for c in before if c.get("type") == "Ready"), None)
-    notices: tuple[Notice, ...] = ()
+    notices = _of_drift(before, status)
     if was != finding.reason:
         bad = finding.situation in (Situation.FAILED, Situation.STUCK, Situation.DEGRADED)
         words = finding.message or finding.reason.value
-        notices = (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
+        notices += (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
     is_idle = finding.situation in (Situation.SUSPENDED, Situation.NOT_SELECTED)
     return Decision(actions, status, notices, None if is_idle else LOOK_AGAIN_S)
+
+
+def _of_drift(before: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> tuple[Notice, ...]:
+    """An event where the sites' manifests have begun to differ."""
+    was, now = (
+        next((c for c in each if c.get("type") == ConditionType.SPEC_CONSISTENT), {})
+        for each in (before, status.get("conditions") or ())
+    )
+    if now.get("status") != "False" or was.get("status") == "False":
+        return ()
+    return (Notice(Reason.SPEC_DIFFERS.value, str(now.get("message")), "Warning"),)

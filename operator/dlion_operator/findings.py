@@ -55,34 +55,50 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
 
 
 def _training(run: Run, view: RunView, now: datetime) -> Finding:
-    sites = [site for site, count in view.ready.items() if count]
+    sites = [site for site in view.ready if view.takes_part(site)]
     quorum = run.job.spec.min_sites
     if len(sites) < quorum:
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
-        return Finding(Situation.WAITING, Reason.BELOW_QUORUM, few)
+        return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *_away(view)]))
     here = view.ready.get(run.site, 0)
-    elsewhere = len(run.workers) - run.size
-    there = sum(view.ready.values()) - here
+    elsewhere = run.size_of_all(view) - run.size
+    there = sum(view.ready[site] for site in sites if site != run.site)
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
+        words += _away(view)
         words += [trouble.message for trouble in _troubles(run, view, now)]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
-    said = _joined([f"{here + there} {workers}", *run.too_many])
+    said = _joined([f"{here + there} {workers}", *run.too_many, *_away(view)])
     return Finding(Situation.TRAINING, Reason.TRAINING, said)
 
 
 def _starting(run: Run, view: RunView) -> Finding:
     if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
         return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
-    here, total = view.ready.get(run.site, 0), len(run.workers)
+    here, total = view.ready.get(run.site, 0), run.size_of_all(view)
     if here >= run.size and sum(view.ready.values()) < total:
-        words = f"{sum(view.ready.values())} of {total} workers have joined"
-        return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, words)
+        words = [f"{sum(view.ready.values())} of {total} workers have joined", *_away(view)]
+        if view.remote and (few := _too_few_sites(run, view)):
+            return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *words]))
+        return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, _joined(words))
     running = sum(pod.phase == "Running" for pod in run.pods)
-    words = f"{here} of {run.size} workers have joined, {running} pods run"
-    return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
+    starting = f"{here} of {run.size} workers have joined, {running} pods run"
+    return Finding(Situation.WAITING, Reason.WORKERS_STARTING, starting)
+
+
+def _too_few_sites(run: Run, view: RunView) -> str:
+    """Whether fewer sites than the quorum have this run, by this manifest; empty: enough have."""
+    others = [site for site in view.remote.values() if site.has_run and site.agrees]
+    have, quorum = 1 + len(others), run.job.spec.min_sites
+    return f"{have} of at least {quorum} sites (minSites) have this run" if have < quorum else ""
+
+
+def _away(view: RunView) -> list[str]:
+    """What stands between this site and others, and where manifests differ."""
+    words = [f"{site}: {each.problem}" for site, each in view.remote.items() if each.problem]
+    return [*words, view.drift] if view.drift else words
 
 
 def _troubles(run: Run, view: RunView, now: datetime) -> list[Trouble]:

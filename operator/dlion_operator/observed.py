@@ -20,6 +20,8 @@ from dlion_api.status import LinkStatus, Reason, TrainerStatus
 Document = Mapping[str, Any]
 
 LAST_WORDS_LENGTH = 500
+KNOWN_AFTER_S = 45.0
+"""After this an operator that has started anew has heard from every worker that is there."""
 KILLED = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 
@@ -31,6 +33,27 @@ _BROKEN_WAITING = frozenset(
 _IMAGE_WAITING = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
+
+
+@dataclass(frozen=True)
+class RemoteView:
+    """What is known of another site's part in a run."""
+
+    is_reachable: bool = False
+    """Whether its operator is heard."""
+    heartbeat_age_s: float | None = None
+    """Since anything was heard of it; None: nothing ever was."""
+    problem: str = ""
+    """What stands in the way, for people; empty: nothing."""
+    has_run: bool = False
+    """Whether it has said that it serves this run."""
+    agrees: bool = True
+    """Whether its manifest is the one here."""
+    spec_hash: str = ""
+    workers: int | None = None
+    """Those that it wants now; None: as the manifest here has it."""
+    iteration: int = 0
+    samples_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,24 @@ class RunView:
     trainer_status: TrainerStatus | None = None
     steps_per_second: str = ""
     links: LinkStatus | None = None
+    iteration: int = 0
+    """Of this site's foremost worker."""
+    samples_per_s: float = 0.0
+    """Of this site's workers."""
+    linked: frozenset[SiteName] = frozenset()
+    """Sites with whose workers some worker here is linked."""
+    remote: Mapping[SiteName, RemoteView] = field(default_factory=dict)
+    """The other sites of the manifest; empty where this site knows of no others."""
+    drift: str = ""
+    """Where the sites' manifests differ; empty: nowhere, as far as is known."""
+
+    def takes_part(self, site: SiteName) -> bool:
+        """Whether that site's workers train along, as far as is known here: its operator says so,
+        or, while that is away, links do. Without federation the workers that have joined count."""
+        there = self.remote.get(site)
+        if not self.ready.get(site, 0):
+            return False
+        return there is None or there.is_reachable or site in self.linked
 
 
 @dataclass(frozen=True)

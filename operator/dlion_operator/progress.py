@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dlion_api.membership import Membership
-from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, ProgressRecord, StepRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
@@ -24,8 +24,8 @@ MORE_RANKS = 1024
 
 @dataclass
 class _Worker:
-    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    """Time (s) and iteration of its last steps."""
+    steps: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Time (s), iteration and samples so far of its last steps."""
     loss: float = math.nan
     accuracy: float = math.nan
     global_batch_size: int = 0
@@ -72,7 +72,7 @@ class RunProgress:
                     worker.done_before = max(0, record.iteration - 1)
                 if worker.steps and record.iteration <= worker.steps[-1][1]:
                     worker.steps.clear()  # it went back to a checkpoint: no pace to tell from that
-                worker.steps.append((record.time_s, record.iteration))
+                worker.steps.append((record.time_s, record.iteration, record.samples))
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
@@ -90,6 +90,22 @@ class RunProgress:
         """The median worker's pace, as the printer column has it; empty: not known yet."""
         paces = sorted(pace for pace in map(_pace, self._workers.values()) if pace is not None)
         return f"{paces[len(paces) // 2]:.2f}" if paces else ""
+
+    def iteration(self) -> int:
+        """Of the foremost worker that reports here; 0 before the first step."""
+        return max(
+            (worker.steps[-1][1] for worker in self._workers.values() if worker.steps), default=0
+        )
+
+    def samples_per_s(self) -> float:
+        """Of all workers that report here, together."""
+        return sum(map(_samples_per_s, self._workers.values()))
+
+    def linked_sites(self) -> frozenset[SiteName]:
+        """The sites with whose workers some worker here was linked when it last said so."""
+        sites = {worker.rank: worker.site for worker in self._members}
+        peers = {peer for (_, peer), link in self._links.items() if link.connected}
+        return frozenset(sites[peer] for peer in peers if peer in sites)
 
     def links(self, membership: Membership) -> LinkStatus | None:
         """The links between workers that are there, and the slowest pair of sites; None: none."""
@@ -146,7 +162,7 @@ class RunProgress:
         stepping = [worker for worker in self._workers.values() if worker.steps]
         began_s = min(worker.began_s() for worker in stepping)
         last = [worker.steps[-1] for worker in stepping]
-        return max(at for at, _ in last) - began_s, max(iteration for _, iteration in last)
+        return max(at for at, *_ in last) - began_s, max(iteration for _, iteration, _ in last)
 
     def _metrics(self) -> list[Metric]:
         workers = self._workers.values()
@@ -165,5 +181,13 @@ def _pace(worker: _Worker) -> float | None:
     """Steps per second over its last steps."""
     if len(worker.steps) < 2:
         return None
-    (first_s, first), (last_s, last) = worker.steps[0], worker.steps[-1]
+    (first_s, first, _), (last_s, last, _) = worker.steps[0], worker.steps[-1]
     return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
+def _samples_per_s(worker: _Worker) -> float:
+    """Over its last steps; 0 until it is known."""
+    if len(worker.steps) < 2:
+        return 0.0
+    (first_s, _, first), (last_s, _, last) = worker.steps[0], worker.steps[-1]
+    return max(0.0, (last - first) / (last_s - first_s)) if last_s > first_s else 0.0

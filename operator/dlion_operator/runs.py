@@ -13,8 +13,8 @@ from datetime import datetime
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_api.spec.sites import Group
-from dlion_operator.observed import JobView, Observed, PodView
+from dlion_api.spec.sites import Group, workers_of
+from dlion_operator.observed import JobView, Observed, PodView, RemoteView, RunView
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,18 @@ class Run:
     def size(self) -> int:
         """How many workers there should be at this site now."""
         return sum(self.size_of(group) for group in self.groups)
+
+    def size_of_all(self, view: RunView) -> int:
+        """How many workers there should be at all sites now: other sites' as they say, or as the
+        manifest here has it."""
+        others = [site for site in self.job.spec.sites if site.name != self.site]
+        return self.size + sum(self.size_there(SiteName(site.name), view) for site in others)
+
+    def size_there(self, site: SiteName, view: RunView) -> int:
+        """How many workers there should be at another site now."""
+        told = view.remote.get(site, RemoteView()).workers
+        listed = tuple(each for each in self.job.spec.sites if each.name == site)
+        return workers_of(listed) if told is None else told
 
     @property
     def too_many(self) -> tuple[str, ...]:

@@ -10,17 +10,20 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import DLionError
+from dlion_operator.authority import Authority
 from dlion_operator.authority_secret import keep_renewing, kept_authority
 from dlion_operator.cluster import Kind
 from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.health import Health, serve_health, serve_metrics
 from dlion_operator.kubernetes_api import KubernetesApi, connect
 from dlion_operator.loops import Loops
-from dlion_operator.metrics import JobMetrics, OperatorMetrics
+from dlion_operator.metrics import FederationMetrics, JobMetrics, OperatorMetrics
 from dlion_operator.notices import Notices
 from dlion_operator.pod_tokens import Keys, PodTokens
 from dlion_operator.reconcile import Reconciler
@@ -105,11 +108,43 @@ class SiteOperator:
         self._parts.push_async_callback(self._loops.close)
         resync = Resync(cluster, self.store, settings.namespaces, self.trigger)
         await resync.first()
-        renewing = keep_renewing(
-            cluster, settings, self._namespace, authority, runs.replace_authority
-        )
+        node = await self._federate(authority, server, runs)
+
+        def replace_authority(successor: Authority) -> None:
+            runs.replace_authority(successor)
+            if node is not None:
+                node.replace_authority(successor)
+
+        renewing = keep_renewing(cluster, settings, self._namespace, authority, replace_authority)
         await self._serve(runs, resync, renewing)
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
+
+    async def _federate(
+        self, authority: Authority, server: CoordinatorServer, runs: SiteRuns
+    ) -> FederationNode | None:
+        """The federation with the other sites; None: this site knows no other."""
+        federation, sites = self._settings.federation, self._settings.remote_sites
+        if federation is None or not sites:
+            return None
+        node = FederationNode(
+            authority,
+            sites,
+            certificate_life=timedelta(seconds=federation.certificate_life_seconds),
+            reports=runs.reports,
+            on_news=runs.hear,
+            on_bundles=server.trust,
+        )
+        runs.federate(node)
+        self._parts.push_async_callback(node.close)
+        await node.start(f"[::]:{federation.port}")
+        self._metrics.registry.register(FederationMetrics(node))
+        _LOG.info(
+            "site %s: federated on port %d with %s",
+            authority.site,
+            federation.port,
+            ", ".join(site.name for site in sites),
+        )
+        return node
 
     async def _serve(
         self, runs: SiteRuns, resync: Resync, renewing: Coroutine[Any, Any, None]

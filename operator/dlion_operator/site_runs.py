@@ -10,17 +10,25 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.authority import Authority
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import TokenVerifier
 from dlion_operator.decisions import Notice
-from dlion_operator.observed import RunView
+from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.observed import KNOWN_AFTER_S, RunView
+from dlion_operator.other_sites import (
+    Neighbours,
+    drift,
+    members_elsewhere,
+    remote_views,
+    workers_of_all,
+)
 from dlion_operator.progress import RunProgress
 from dlion_operator.statuses import as_kubernetes
 from dlion_operator.store import ObjectName
@@ -34,7 +42,13 @@ _LOG = logging.getLogger(__name__)
 class _Served:
     """One run that is served."""
 
+    job: Job
+    spec_print: SpecPrint
+    """Of the manifest as it stands."""
+    wanted: tuple[WorkerIdentity, ...]
+    """Of all sites, by the manifest here."""
     workers: tuple[WorkerIdentity, ...]
+    """Of all sites, other sites' as they say."""
     progress: RunProgress
     target: TargetWatch
     news: WorkerNews
@@ -60,26 +74,40 @@ class SiteRuns:
         self._authority = authority
         self._tokens = tokens
         self._trigger = trigger
+        self._neighbours: Neighbours | None = None
         self._served: dict[JobKey, _Served] = {}
+
+    def federate(self, neighbours: Neighbours) -> None:
+        """Runs are held against what other sites say from now on."""
+        self._neighbours = neighbours
 
     def open(
         self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
     ) -> None:
         key = job.key
         if key in self._served:
-            self._rescale(key, workers)
+            self._take_over(key, job, workers)
             return
         self._close_but(key, key.namespace, key.name)
-        ranks = [worker.rank for worker in workers]
+        spec_print = SpecPrint.of(job)
+        everybody = workers_of_all(workers, self._authority.site, spec_print, self._reports_of(key))
+        ranks = [worker.rank for worker in everybody]
         target = TargetWatch(job.spec.trainer.stop.target_accuracy, ranks)
         self._served[key] = _Served(
-            workers, RunProgress(job), target, WorkerNews(workers), time.monotonic()
+            job,
+            spec_print,
+            workers,
+            everybody,
+            RunProgress(job),
+            target,
+            WorkerNews(everybody),
+            time.monotonic(),
         )
-        self._served[key].progress.expect(workers)
+        self._served[key].progress.expect(everybody)
         is_open = job.spec.tls.mode == "Disabled"
         self._server.open(
             job,
-            workers=workers,
+            workers=everybody,
             spec_hash=spec_hash,
             authorities={} if is_open else {self._authority.site: self._authority},
             tokens=self._tokens,
@@ -87,6 +115,7 @@ class SiteRuns:
             start_time_monotonic_s=time.monotonic() - age_s,
         )
         _LOG.info("run %s is served", key)
+        self.hear(key)
 
     def replace_authority(self, authority: Authority) -> None:
         """Signs with that one from now on.
@@ -96,16 +125,68 @@ class SiteRuns:
         self._authority = authority
         self._server.replace_authority(authority)
 
-    def _rescale(self, run: JobKey, workers: tuple[WorkerIdentity, ...]) -> None:
+    def _take_over(self, run: JobKey, job: Job, workers: tuple[WorkerIdentity, ...]) -> None:
+        """The manifest may have changed in mid-run: other counts, another quorum."""
+        served = self._served[run]
+        is_other = served.job != job
+        if is_other:
+            served.job, served.spec_print = job, SpecPrint.of(job)
+        served.wanted = workers
+        self._rescale(run)
+        if is_other:
+            self.hear(run)  # what was kept out may come in now
+
+    def _rescale(self, run: JobKey) -> None:
         """Takes over another count of workers in mid-run."""
         served = self._served[run]
-        if served.workers == workers:
+        reports = self._reports_of(run)
+        everybody = workers_of_all(served.wanted, self._authority.site, served.spec_print, reports)
+        if served.workers == everybody:
             return
-        served.workers = workers
-        self._server.expect(run, workers)
-        served.progress.expect(workers)
-        served.news.expect(workers)
-        if reason := served.target.expect([worker.rank for worker in workers]):
+        served.workers = everybody
+        self._server.expect(run, everybody)
+        served.progress.expect(everybody)
+        served.news.expect(everybody)
+        self._stop_if(run, served.target.expect([worker.rank for worker in everybody]))
+
+    def hear(self, run: JobKey) -> None:
+        """Other sites say something new of that run."""
+        served = self._served.get(run)
+        if served is None:
+            return
+        self._rescale(run)
+        reports, membership = self._reports_of(run), self._server.membership(run)
+        self._server.tell_others(
+            run, members_elsewhere(self._authority.site, served.spec_print, reports, membership)
+        )
+        for report in reports.values():
+            if report.spec.spec_hash == served.spec_print.spec_hash:
+                self._stop_if(run, served.target.take_others(report.workers.accuracies))
+        self._trigger(ObjectName(run.namespace, run.name))
+
+    def reports(self) -> dict[JobKey, RunReport]:
+        """What other sites are to know of the runs that are served here."""
+        return {run: self._report(run, served) for run, served in self._served.items()}
+
+    def _report(self, run: JobKey, served: _Served) -> RunReport:
+        own, progress = self._authority.site, served.progress
+        members = [m for m in self._server.membership(run).members if m.identity.site == own]
+        ranks = {member.identity.rank for member in members}
+        accuracies = {rank: a for rank, a in served.target.accuracies.items() if rank in ranks}
+        workers = SiteWorkers(
+            tuple(worker for worker in served.workers if worker.site == own),
+            tuple(members),
+            settled=time.monotonic() - served.opened_s >= KNOWN_AFTER_S,
+            accuracies=accuracies,
+        )
+        figures = Figures(progress.training, progress.iteration(), progress.samples_per_s())
+        return RunReport(served.spec_print, workers, figures)
+
+    def _reports_of(self, run: JobKey) -> Mapping[SiteName, RunReport]:
+        return {} if self._neighbours is None else self._neighbours.reports(run)
+
+    def _stop_if(self, run: JobKey, reason: str | None) -> None:
+        if reason:
             self.stop(run, reason)
 
     def stop(self, run: JobKey, reason: str) -> None:
@@ -129,7 +210,7 @@ class SiteRuns:
         ready = Counter(member.identity.site for member in membership.ready())
         now_s = time.monotonic()
         served.seen_s |= {member.identity.name: now_s for member in membership.ready()}
-        return RunView(
+        view = RunView(
             open_s=now_s - served.opened_s,
             ready=ready,
             away_s={name: now_s - seen_s for name, seen_s in served.seen_s.items()},
@@ -138,6 +219,17 @@ class SiteRuns:
             trainer_status=served.progress.trainer_status(as_kubernetes(datetime.now(UTC))),
             steps_per_second=served.progress.steps_per_second(),
             links=served.progress.links(membership),
+            iteration=served.progress.iteration(),
+            samples_per_s=served.progress.samples_per_s(),
+            linked=served.progress.linked_sites(),
+        )
+        own, neighbours = self._authority.site, self._neighbours
+        if neighbours is None:
+            return view
+        return replace(
+            view,
+            remote=remote_views(served.job, own, served.spec_print, neighbours),
+            drift=drift(served.job, own, served.spec_print, neighbours.reports(run)),
         )
 
     def news(self, run: JobKey) -> tuple[Notice, ...]:
@@ -164,7 +256,7 @@ class SiteRuns:
             return
         served.progress.take(record)
         served.news.take(record)
-        if isinstance(record, EvaluationRecord) and (reason := served.target.take(record)):
-            self.stop(key, reason)
+        if isinstance(record, EvaluationRecord):
+            self._stop_if(key, served.target.take(record))
         if isinstance(record, EventRecord):
             self._trigger(ObjectName(key.namespace, key.name))

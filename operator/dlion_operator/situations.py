@@ -54,8 +54,24 @@ class Finding:
     message: str
 
 
+@dataclass(frozen=True)
+class Consistency:
+    """Whether the sites' manifests are the same, and where they are not."""
+
+    status: Truth = "Unknown"
+    message: str = ""
+
+
+UNKNOWN = Consistency()
+
+
 def conditions(
-    finding: Finding, *, before: Iterable[Mapping[str, Any]], generation: int, now: str
+    finding: Finding,
+    *,
+    before: Iterable[Mapping[str, Any]],
+    generation: int,
+    now: str,
+    consistency: Consistency = UNKNOWN,
 ) -> tuple[Condition, ...]:
     """All conditions of a job that is in that situation; `before` holds those that were there.
 
@@ -65,15 +81,18 @@ def conditions(
     row = finding.situation.value
     result = []
     for type_ in ConditionType:
-        status = _status(type_, row)
+        is_spec = type_ is ConditionType.SPEC_CONSISTENT
+        differs = is_spec and consistency.status == "False"
+        status = consistency.status if is_spec else _status(type_, row)
+        message = finding.message if _explains(type_, status) else ""
         old = earlier.get(type_.value, {})
         since = old.get("lastTransitionTime") if old.get("status") == status else None
         result.append(
             Condition(
                 type=type_.value,
                 status=status,
-                reason=finding.reason.value,
-                message=finding.message[:4096] if _explains(type_, status) else "",
+                reason=Reason.SPEC_DIFFERS.value if differs else finding.reason.value,
+                message=(consistency.message if is_spec else message)[:4096],
                 last_transition_time=str(since or now),
                 observed_generation=generation,
             )
@@ -86,8 +105,6 @@ def _status(type_: ConditionType, row: Row) -> Truth:
         return row.ready
     if type_ is ConditionType.SUCCEEDED:
         return row.succeeded
-    if type_ is ConditionType.SPEC_CONSISTENT:
-        return "Unknown"  # until sites compare their manifests
     return "True" if type_ in row.true else "False"
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 from dlion_api.document import to_document
 from dlion_api.names import SiteName
-from dlion_api.spec import Job
 from dlion_api.status import Condition, SiteStatus, Status, state_of
-from dlion_operator.observed import Observed, RunView
+from dlion_operator.observed import Observed, RemoteView, RunView, moment
 from dlion_operator.runs import Run
-from dlion_operator.situations import Finding, Situation, conditions
+from dlion_operator.situations import Consistency, Finding, Situation, conditions
 
 TELEMETRY = (
     "trainerStatus", "stepsPerSecond", "links", "readyWorkers", "readySites", "sites"
 )  # fmt: skip
 """Fields that change all the time while a job trains."""
+HEARD_TO_WITHIN = timedelta(seconds=60)
 
 
 def bare_status(finding: Finding, seen: Observed) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
     held = _conditions(finding, seen)
     view = seen.run or RunView(open_s=0.0)
     ended = finding.situation in (Situation.SUCCEEDED, Situation.FAILED)
-    total = len(run.workers)
-    sites = tuple(_site(site.name, run, view) for site in run.job.spec.sites)
+    total = run.size_of_all(view)
+    sites = tuple(_site(site.name, run, view, seen) for site in run.job.spec.sites)
     status = Status(
         observed_generation=_generation(seen),
         state=state_of(held).value,
@@ -94,8 +94,9 @@ def _before(seen: Observed, run: Run) -> Mapping[str, Any]:
     return status if status.get("runId") == run.job.key.run_id else {}
 
 
-def _site(name: str, run: Run, view: RunView) -> SiteStatus:
-    ready = view.ready.get(SiteName(name), 0)
+def _site(name: str, run: Run, view: RunView, seen: Observed) -> SiteStatus:
+    site = SiteName(name)
+    ready = view.ready.get(site, 0)
     if name == run.site:
         return SiteStatus(
             name=name,
@@ -103,25 +104,79 @@ def _site(name: str, run: Run, view: RunView) -> SiteStatus:
             workers=run.size,
             ready_workers=ready,
             spec_hash=run.spec_hash,
+            iteration=view.iteration or None,
+            samples_per_second=_rate(view.samples_per_s),
         )
-    workers = _workers_of(run.job, name)
+    workers = run.size_there(site, view)
+    there = view.remote.get(site)
+    if there is None:
+        return SiteStatus(
+            name=name,
+            state="Ready" if ready >= workers else "Unreachable",
+            workers=workers,
+            ready_workers=ready,
+        )
     return SiteStatus(
         name=name,
-        state="Ready" if ready >= workers else "Unreachable",
+        state=_state_there(there, is_complete=ready >= workers),
         workers=workers,
         ready_workers=ready,
+        spec_hash=there.spec_hash,
+        message=(there.problem if there.agrees else view.drift)[:1024],
+        iteration=there.iteration or None,
+        samples_per_second=_rate(there.samples_per_s),
+        last_heartbeat_time=_heard_at(name, there, run, seen),
     )
 
 
-def _workers_of(job: Job, site: str) -> int:
-    return sum(worker.site == site for worker in job.workers())
+def _state_there(
+    there: RemoteView, *, is_complete: bool
+) -> Literal["Ready", "Starting", "Absent", "Unreachable", "Refused"]:
+    if not there.is_reachable:
+        return "Unreachable"
+    if not there.has_run:
+        return "Absent"
+    if not there.agrees:
+        return "Refused"
+    return "Ready" if is_complete else "Starting"
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:.4g}" if samples_per_s else ""
+
+
+def _heard_at(name: str, there: RemoteView, run: Run, seen: Observed) -> str | None:
+    """When that site was last heard; as it was said before, while that is not long ago: heartbeats
+    alone are no reason to write a status."""
+    if there.heartbeat_age_s is None:
+        return None
+    heard = seen.now - timedelta(seconds=there.heartbeat_age_s)
+    sites = _before(seen, run).get("sites") or ()
+    before = [each.get("lastHeartbeatTime") for each in sites if each.get("name") == name]
+    said = moment(before[0]) if before else None
+    is_recent = said is not None and abs(heard - said) < HEARD_TO_WITHIN
+    return str(before[0]) if is_recent else as_kubernetes(heard)
 
 
 def _conditions(finding: Finding, seen: Observed) -> tuple[Condition, ...]:
     before = (seen.document.get("status") or {}).get("conditions") or ()
     return conditions(
-        finding, before=before, generation=_generation(seen), now=as_kubernetes(seen.now)
+        finding,
+        before=before,
+        generation=_generation(seen),
+        now=as_kubernetes(seen.now),
+        consistency=_consistency(seen.run),
     )
+
+
+def _consistency(view: RunView | None) -> Consistency:
+    """Whether the sites' manifests are the same, as far as all have said."""
+    if view is None:
+        return Consistency()
+    if view.drift:
+        return Consistency("False", view.drift)
+    is_known = view.remote and all(site.has_run for site in view.remote.values())
+    return Consistency("True" if is_known else "Unknown")
 
 
 def _generation(seen: Observed) -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
@@ -28,6 +28,16 @@ class TargetWatch:
     def expect(self, ranks: Collection[Rank]) -> str | None:
         """The job has these replicas now. As `take`, of those that are not lost for good."""
         self._ranks = frozenset(ranks)
+        return self._reached()
+
+    @property
+    def accuracies(self) -> Mapping[Rank, float]:
+        """The last of each replica in mid-run, as far as they are known here."""
+        return self._accuracy
+
+    def take_others(self, accuracies: Mapping[Rank, float]) -> str | None:
+        """As `take`, of replicas that report elsewhere."""
+        self._accuracy |= accuracies
         return self._reached()
 
     def take(self, record: EvaluationRecord) -> str | None:

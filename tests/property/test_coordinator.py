@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import MemberState
+from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_operator.coordinator.events import (
@@ -20,6 +20,7 @@ from dlion_operator.coordinator.events import (
     EndStream,
     Event,
     JoinAsked,
+    OthersTold,
     Publish,
     ReportArrived,
     StreamEnded,
@@ -113,3 +114,47 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
                 assert member.identity.rank in expected
             if member.state is MemberState.READY:
                 assert member.identity.rank in streams.values()
+
+
+ELSEWHERE = tuple(WorkerIdentity(Rank(n), SiteName("plant-b"), "small", n) for n in range(5))
+TOLD = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.integers(0, 2), st.integers(1, 4), st.just("Ready")),
+        st.tuples(
+            st.just("told"), st.integers(0, 4), st.integers(1, 4), st.sampled_from(MemberState)
+        ),
+        st.tuples(st.just("scale"), st.integers(3, 4), st.just(0), st.just("Ready")),
+    ),
+    max_size=30,
+)
+
+
+@given(TOLD)
+def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, int, str]]) -> None:
+    """Ranks 0 to 2 are this site's, 3 and 4 another's, who claims the others, too."""
+    expected = {*WORKERS, *ELSEWHERE[3:]}
+    state = Coordinator(JOB, sorted(expected), "hash")
+    newest: dict[int, int] = {}
+    for number, (what, rank, incarnation, word) in enumerate(steps):
+        before = state.membership()
+        event: Event
+        if what == "join":
+            event = joins(number, rank, incarnation)
+        elif what == "told":
+            member = Member(ELSEWHERE[rank], incarnation, MemberState(word), "h:1")
+            event = OthersTold((member,))
+        else:
+            expected ^= {ELSEWHERE[rank]}
+            event = WorkersChanged(tuple(sorted(expected)))
+        instructions = state.handle(event)
+        after = state.membership()
+        assert (after.version > before.version) == (Publish() in instructions)
+        for member in after.members:
+            number_of = member.identity.rank
+            assert member.identity.site == ("plant-a" if number_of < 3 else "plant-b")
+            assert member.incarnation >= newest.get(number_of, 0)
+            newest[number_of] = member.incarnation
+        if what == "told" and rank >= 3 and incarnation >= newest.get(rank, 0):
+            known = after.member(Rank(rank))
+            assert known is not None
+            assert known.state == word  # nobody here knows better

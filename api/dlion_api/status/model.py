@@ -21,14 +21,26 @@ class SiteStatus:
     """One site, as the writing site's operator knows it."""
 
     name: str = setting("name of the site.", max_length=SITE_NAME_LENGTH)
-    state: Literal["Ready", "Starting", "Unreachable", "Refused"] = setting(
-        "whether it takes part; Refused: its manifest differs."
+    state: Literal["Ready", "Starting", "Absent", "Unreachable", "Refused"] = setting(
+        "whether it takes part; Absent: its operator does not have this run; Unreachable: its"
+        " operator is not heard; Refused: its manifest differs."
     )
     workers: int = setting("workers asked for there.", minimum=0, maximum=INT32_MAX)
     ready_workers: int = setting(
         "workers that train there.", default=0, minimum=0, maximum=INT32_MAX
     )
     spec_hash: str = setting("hash of its manifest.", default="", max_length=HASH_LENGTH)
+    iteration: int | None = setting(
+        "of its foremost worker.", default=None, minimum=0, maximum=2**53
+    )
+    samples_per_second: str = setting("of its workers together.", default="", max_length=SHORT)
+    last_heartbeat_time: str | None = setting(
+        "when its operator was last heard, by this site's clock and to the minute.",
+        default=None,
+        pattern=TIME_PATTERN,
+        pattern_words=TIME_WORDS,
+        max_length=SHORT,
+    )
     message: str = setting("more, for people.", default="", max_length=1024)
 
 

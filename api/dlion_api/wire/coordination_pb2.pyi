@@ -213,11 +213,32 @@ Global___MemberView: _TypeAlias = MemberView  # noqa: Y015
 class MembershipUpdate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SiteBundlesPemEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     EXPECTED_COUNT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
+    SITE_BUNDLES_PEM_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     expected_count: _builtins.int
     elapsed_s: _builtins.float
@@ -228,6 +249,10 @@ class MembershipUpdate(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberView]:
         """all who ever joined this coordinator"""
 
+    @_builtins.property
+    def site_bundles_pem(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """The CA of every site of the run, where it is not as it was last on this stream; else empty."""
+
     def __init__(
         self,
         *,
@@ -236,10 +261,11 @@ class MembershipUpdate(_message.Message):
         members: _abc.Iterable[Global___MemberView] | None = ...,
         elapsed_s: _builtins.float = ...,
         stop_reason: _builtins.str = ...,
+        site_bundles_pem: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "expected_count", b"expected_count", "members", b"members", "stop_reason", b"stop_reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "expected_count", b"expected_count", "members", b"members", "site_bundles_pem", b"site_bundles_pem", "stop_reason", b"stop_reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlion_api.membership import Member
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.progress import ProgressRecord
 from dlion_api.refusals import RefusalReason
@@ -71,6 +72,13 @@ class WorkersChanged:
 
 
 @dataclass(frozen=True)
+class OthersTold:
+    """Members that have joined elsewhere, at their own sites' coordinators; some or all of them."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """Whoever runs this coordinator wants the run to end."""
 
@@ -78,7 +86,14 @@ class StopAsked:
 
 
 Event = (
-    SignAsked | FollowAsked | JoinAsked | StreamEnded | ReportArrived | WorkersChanged | StopAsked
+    SignAsked
+    | FollowAsked
+    | JoinAsked
+    | StreamEnded
+    | ReportArrived
+    | WorkersChanged
+    | OthersTold
+    | StopAsked
 )
 
 

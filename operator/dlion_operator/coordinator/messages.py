@@ -27,6 +27,8 @@ from dlion_operator.coordinator.events import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlion_api.membership import Membership
     from dlion_operator.coordinator.feed import Batch
 
@@ -124,7 +126,11 @@ def report_event(
 
 
 def membership_update(
-    membership: Membership, *, elapsed_s: float, stop_reason: str
+    membership: Membership,
+    *,
+    elapsed_s: float,
+    stop_reason: str,
+    site_bundles_pem: Mapping[str, bytes],
 ) -> coordination_pb2.MembershipUpdate:
     """What a join stream carries."""
     return coordination_pb2.MembershipUpdate(
@@ -132,6 +138,7 @@ def membership_update(
         expected_count=membership.expected_count,
         elapsed_s=elapsed_s,
         stop_reason=stop_reason,
+        site_bundles_pem=dict(site_bundles_pem),
         members=[
             coordination_pb2.MemberView(
                 worker=coordination_pb2.Worker(

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Membership, MemberState
+from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.records import record_to_json
@@ -22,6 +22,7 @@ from dlion_operator.coordinator.events import (
     Deliver,
     EndStream,
     Instruction,
+    OthersTold,
     Publish,
     Refuse,
     StopAsked,
@@ -76,13 +77,16 @@ class ServedRun:
         feed: RecordFeed,
         *,
         authorities: Mapping[SiteName, Authority],
+        bundles: Mapping[SiteName, bytes],
         tokens: TokenVerifier,
         on_record: Callable[[ProgressRecord], None],
         start_time_monotonic_s: float,
     ) -> None:
+        """`bundles` are of sites whose workers are signed for elsewhere."""
         self.state = state
         self._feed = feed
         self._authorities = dict(authorities)
+        self._bundles = dict(bundles)
         self._tokens = tokens
         self._on_record = on_record
         self._start_s = start_time_monotonic_s
@@ -103,10 +107,20 @@ class ServedRun:
         """The manifest has these workers now."""
         self._carry_out(self.state.handle(WorkersChanged(tuple(workers))))
 
+    def tell_others(self, members: Sequence[Member]) -> None:
+        """So stand workers that have joined elsewhere."""
+        self._carry_out(self.state.handle(OthersTold(tuple(members))))
+
+    def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
+        """Workers are to know other sites by these; those that have joined are told."""
+        self._bundles = dict(bundles)
+        self._wake(self._news)
+
     def replace_authority(self, authority: Authority) -> None:
         """Certificates of that authority's site are signed by it from now on."""
         if authority.site in self._authorities:
             self._authorities[authority.site] = authority
+            self._wake(self._news)
 
     def take(self, record: ProgressRecord) -> None:
         """A record of this side's own, as if a worker had reported it."""
@@ -130,8 +144,9 @@ class ServedRun:
         chain = self._authority(event.worker.site).sign(
             request.csr_pem, event.worker, self.state.job
         )
-        bundles = {str(site): authority.bundle_pem for site, authority in self._authorities.items()}
-        return coordination_pb2.SignResponse(certificate_chain_pem=chain, site_bundles_pem=bundles)
+        return coordination_pb2.SignResponse(
+            certificate_chain_pem=chain, site_bundles_pem=self._all_bundles()
+        )
 
     async def join(
         self, request: coordination_pb2.JoinRequest
@@ -142,9 +157,12 @@ class ServedRun:
         news = self._news[stream] = asyncio.Event()
         try:
             self._answer(self.state.handle(event))
+            known: Mapping[str, bytes] = {}
             while stream not in self._replaced and not self._closing:
                 news.clear()
-                yield self._update()
+                bundles = self._all_bundles()
+                yield self._update({} if bundles == known else bundles)
+                known = bundles
                 await news.wait()
         finally:
             del self._news[stream]
@@ -248,11 +266,20 @@ class ServedRun:
                     )
                 )
 
-    def _update(self) -> coordination_pb2.MembershipUpdate:
+    def _all_bundles(self) -> dict[str, bytes]:
+        """Of every site of the run, as far as they are known; empty: links are open."""
+        if not self._authorities:
+            return {}
+        sites = {worker.site for worker in self.state.workers}
+        bundles = {str(site): pem for site, pem in self._bundles.items() if site in sites}
+        return bundles | {str(site): each.bundle_pem for site, each in self._authorities.items()}
+
+    def _update(self, bundles: Mapping[str, bytes]) -> coordination_pb2.MembershipUpdate:
         return membership_update(
             self.state.membership(),
             elapsed_s=time.monotonic() - self._start_s,
             stop_reason=self.state.stop_reason,
+            site_bundles_pem=bundles,
         )
 
     async def _token_ok(self, request: Request) -> bool:

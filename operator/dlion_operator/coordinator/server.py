@@ -24,7 +24,7 @@ from dlion_operator.coordinator.state import Coordinator
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from dlion_api.membership import Membership
+    from dlion_api.membership import Member, Membership
     from dlion_api.names import JobKey, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
@@ -61,6 +61,7 @@ class CoordinatorServer:
         self._certificate = ServerCertificate(authority) if authority else None
         self._service = CoordinationService()
         self._runs: dict[JobKey, ServedRun] = {}
+        self._bundles: Mapping[SiteName, bytes] = {}
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -123,6 +124,7 @@ class CoordinatorServer:
             ),
             RecordFeed(uuid.uuid4().hex, limit_bytes=feed_limit_bytes),
             authorities=authorities,
+            bundles=self._bundles,
             tokens=tokens,
             on_record=on_record,
             start_time_monotonic_s=(
@@ -137,6 +139,20 @@ class CoordinatorServer:
             KeyError: that run is not open.
         """
         self._runs[run].expect(workers)
+
+    def tell_others(self, run: JobKey, members: Sequence[Member]) -> None:
+        """Puts members that have joined elsewhere into the run's membership, or changes them.
+
+        Raises:
+            KeyError: that run is not open.
+        """
+        self._runs[run].tell_others(members)
+
+    def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
+        """Workers of every run know other sites by these bundles from now on."""
+        self._bundles = dict(bundles)
+        for run in self._runs.values():
+            run.trust(bundles)
 
     def take(self, run: JobKey, record: ProgressRecord) -> None:
         """Puts a record of this side's own among those of the workers."""

@@ -24,6 +24,7 @@ from dlion_operator.coordinator.events import (
     FollowAsked,
     Instruction,
     JoinAsked,
+    OthersTold,
     Publish,
     Refuse,
     ReportArrived,
@@ -52,6 +53,8 @@ class _Worker:
     last_sequence: int = 0
     has_ended: bool = False
     """It has said its farewell."""
+    is_elsewhere: bool = False
+    """It has joined its own site's coordinator, which says how it is."""
     allowance: Allowance = field(default_factory=Allowance)
 
 
@@ -95,6 +98,8 @@ class Coordinator:
                 return self._report(event)
             case WorkersChanged():
                 return self._workers_changed(event)
+            case OthersTold():
+                return self._others_told(event)
             case StopAsked():
                 return self._stop(event)
 
@@ -172,9 +177,25 @@ class Coordinator:
             return ()
         self._expected = expected
         for worker in self._workers.values():
-            if worker.stream is None and not worker.has_ended:
+            if worker.stream is None and not worker.has_ended and not worker.is_elsewhere:
                 state = self._state_when_gone(worker)
                 worker.member = replace(worker.member, state=state)
+        self._version += 1
+        return (Publish(),)
+
+    def _others_told(self, event: OthersTold) -> tuple[Instruction, ...]:
+        changed = False
+        for member in event.members:
+            rank = member.identity.rank
+            known = self._workers.get(rank)
+            if known is not None and not (known.is_elsewhere and _follows(member, known.member)):
+                continue
+            if self._expected.get(rank, member.identity) != member.identity:
+                continue  # that rank is another's here
+            self._workers[rank] = _Worker(member, None, is_elsewhere=True)
+            changed = True
+        if not changed:
+            return ()
         self._version += 1
         return (Publish(),)
 
@@ -259,6 +280,12 @@ class Coordinator:
                 )
                 return self.refuse(RefusalReason.MALFORMED, message)
         return None
+
+
+def _follows(member: Member, known: Member) -> bool:
+    """Whether that is news of the same worker, and of no earlier start of it."""
+    is_same = member.identity == known.identity
+    return is_same and member != known and member.incarnation >= known.incarnation
 
 
 def _incarnation(record: ProgressRecord, event: ReportArrived) -> int:

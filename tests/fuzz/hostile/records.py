@@ -213,7 +213,9 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
 
 def attack_membership(chance: random.Random, folder: Path) -> str | None:
     """One hostile membership from a coordinator."""
-    right = membership_update(MEMBERSHIP, elapsed_s=2.0, stop_reason="")
+    right = membership_update(
+        MEMBERSHIP, elapsed_s=2.0, stop_reason="", site_bundles_pem={"plant-a": b"PEM"}
+    )
     content = bending.until_other(
         right.SerializeToString(), lambda: _bent_membership(chance, right)
     )

@@ -1,0 +1,136 @@
+"""What other sites' words mean for one run here: who counts, who is let in, where manifests differ.
+Pure.
+
+Called by `site_runs` with what the federation knows; `findings` and `statuses` read the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator.federation.drift import differences
+from dlion_operator.federation.reports import RunReport, SpecPrint
+from dlion_operator.federation.state import Hearing
+from dlion_operator.observed import RemoteView
+
+NOT_THERE = "its operator does not have this run; apply the manifest there, or resume it"
+DRIFT_ADVICE = "apply the same manifest at every site"
+
+
+class Neighbours(Protocol):
+    """The federation (`dlion_operator.federation.node`), as a run needs it."""
+
+    def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
+        """What each site that has that run said of it last."""
+        ...
+
+    def hearing(self, site: SiteName) -> Hearing:
+        """Whether that site is heard just now."""
+        ...
+
+    def problem(self, site: SiteName) -> str:
+        """What stands between this site and that one, for people; empty: nothing."""
+        ...
+
+
+def remote_views(
+    job: Job, own: SiteName, spec_print: SpecPrint, neighbours: Neighbours
+) -> dict[SiteName, RemoteView]:
+    """The other sites that the manifest here names."""
+    reports = neighbours.reports(job.key)
+    return {
+        name: _view(name, reports.get(name), spec_print, neighbours)
+        for name in (SiteName(site.name) for site in job.spec.sites)
+        if name != own
+    }
+
+
+def _view(
+    name: SiteName, report: RunReport | None, spec_print: SpecPrint, neighbours: Neighbours
+) -> RemoteView:
+    hearing, problem = neighbours.hearing(name), neighbours.problem(name)
+    if report is None:
+        return RemoteView(hearing.reachable, hearing.heartbeat_age_s, problem or NOT_THERE)
+    agrees = report.spec.spec_hash == spec_print.spec_hash
+    return RemoteView(
+        is_reachable=hearing.reachable,
+        heartbeat_age_s=hearing.heartbeat_age_s,
+        problem=problem,
+        has_run=True,
+        agrees=agrees,
+        spec_hash=report.spec.spec_hash,
+        workers=len(report.workers.wanted) if agrees else None,
+        iteration=report.figures.iteration,
+        samples_per_s=report.figures.samples_per_s,
+    )
+
+
+def drift(
+    job: Job, own: SiteName, spec_print: SpecPrint, reports: Mapping[SiteName, RunReport]
+) -> str:
+    """Where the sites' manifests differ, in words that are the same everywhere; empty: nowhere.
+
+    Sites count that the manifest here names, and those whose manifest names this site.
+    """
+    named = {site.name for site in job.spec.sites}
+    prints = {
+        site: report.spec
+        for site, report in reports.items()
+        if site in named or f"sites[{own}].name" in report.spec.fields
+    }
+    found = differences({**prints, own: spec_print})
+    return f"{'; '.join(map(str, found))}; {DRIFT_ADVICE}" if found else ""
+
+
+def workers_of_all(
+    workers: tuple[WorkerIdentity, ...],
+    own: SiteName,
+    spec_print: SpecPrint,
+    reports: Mapping[SiteName, RunReport],
+) -> tuple[WorkerIdentity, ...]:
+    """The workers that there should be, each site's as that site says; `workers` by this site's
+    manifest, for sites that have said nothing, or differ."""
+    told = {
+        site: report.workers.wanted
+        for site, report in reports.items()
+        if report.spec.spec_hash == spec_print.spec_hash
+    }
+    kept = [worker for worker in workers if worker.site == own or worker.site not in told]
+    ranks = {worker.rank for worker in kept}
+    for wanted in told.values():
+        for worker in wanted:
+            if worker.rank not in ranks:  # a rank is one worker's, and this site's own come first
+                kept.append(worker)
+                ranks.add(worker.rank)
+    return tuple(sorted(kept))
+
+
+def members_elsewhere(
+    own: SiteName,
+    spec_print: SpecPrint,
+    reports: Mapping[SiteName, RunReport],
+    membership: Membership,
+) -> list[Member]:
+    """Members of other sites that workers here are to know.
+
+    Of a site whose manifest differs no new ones: those that are in go on. Of a site that has the
+    run no more, those that were there are lost.
+    """
+    known = {member.identity: member for member in membership.members}
+    told = [
+        member
+        for report in reports.values()
+        for member in report.workers.members
+        if report.spec.spec_hash == spec_print.spec_hash or member.identity in known
+    ]
+    gone = [
+        replace(member, state=MemberState.LOST)
+        for member in known.values()
+        if member.identity.site not in {own, *reports} and member.state is MemberState.READY
+    ]
+    return told + gone

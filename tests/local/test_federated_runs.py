@@ -1,0 +1,325 @@
+"""Facts: workers hear from their own site's coordinator who takes part at all sites, trust all
+sites' bundles, also those that come later, and go on with whom they know while an operator is away;
+other counts at one site are told at the others; a site whose manifest differs is named everywhere,
+its new workers are kept out, those that are in stay in; the target is judged over the replicas of
+all sites. Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that
+join, report and train nothing.
+
+Left out: what a job's status says of it (tests/unit/operator), API servers (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import CertificateSigningRequestBuilder, Name
+
+from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.progress import EvaluationRecord
+from dlion_api.records import record_to_json
+from dlion_api.spec import Job, load_job
+from dlion_api.wire import coordination_pb2 as wire
+from dlion_api.wire import coordination_pb2_grpc
+from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_operator.authority import Tokens
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.federation import node as node_module
+from dlion_operator.observed import RunView
+from dlion_operator.site_runs import SiteRuns
+from dlion_operator.store import ObjectName
+from federated import FederatedSite, federated_sites, until
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+LONG_S = 60.0
+
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "dlion.dev/v1alpha1",
+    "kind": "DLionJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "sites": [
+            {"name": A, "groups": [{"name": "small", "workers": 1}]},
+            {"name": B, "groups": [{"name": "small", "workers": 1}]},
+        ],
+        "trainer": {
+            "program": {"builtin": "digits"},
+            "dataset": {"name": "digits"},
+            "stop": {"targetAccuracy": 0.5},
+        },
+    },
+}
+
+
+def manifest(at_b: int = 1, **trainer: Any) -> Job:
+    document = copy.deepcopy(MANIFEST)
+    document["spec"]["trainer"] |= trainer
+    document["spec"]["sites"][1]["groups"][0]["workers"] = at_b
+    return load_job(document)
+
+
+RUN = manifest().key
+
+
+class Operator:
+    """What of a site's operator has to do with other sites, without a cluster."""
+
+    def __init__(self, site: FederatedSite) -> None:
+        self.site = site
+        self.tokens = Tokens()
+        self.triggered: list[ObjectName] = []
+        self.server = CoordinatorServer("127.0.0.1:0", site.authority)
+        self.runs = SiteRuns(
+            self.server,
+            authority=site.authority,
+            tokens=self.tokens,
+            trigger=self.triggered.append,
+        )
+        self.stub: Any = None
+
+    async def start(self, stack: AsyncExitStack, *others: FederatedSite) -> None:
+        port = await self.server.start()
+        stack.push_async_callback(self.server.shut_down)
+        credentials = grpc.ssl_channel_credentials(self.server.authority_pem)
+        options = (("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME),)
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
+        stack.push_async_callback(channel.close)
+        self.stub = coordination_pb2_grpc.CoordinationStub(channel)  # type: ignore[no-untyped-call]
+        node = await self.site.start(
+            *others, reports=self.runs.reports, on_news=self.runs.hear, on_bundles=self.server.trust
+        )
+        stack.push_async_callback(node.close)
+        self.runs.federate(node)
+
+    def open(self, job: Job) -> None:
+        self.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0)
+
+    def view(self) -> RunView:
+        view = self.runs.view(RUN)
+        assert view is not None
+        return view
+
+    def join(self, worker: WorkerIdentity, spec_hash: str, incarnation: int = 1) -> Any:
+        return self.stub.Join(
+            wire.JoinRequest(
+                run=str(RUN),
+                worker=on_wire(worker),
+                incarnation=incarnation,
+                exchange_address=f"10.0.0.{worker.rank}:7440",
+                measuring_address=f"10.0.0.{worker.rank}:7441",
+                token=self.tokens.issue(worker, RUN),
+                spec_hash=spec_hash,
+            )
+        )
+
+    async def bundles(self, worker: WorkerIdentity) -> dict[str, bytes]:
+        """What a worker is told to trust just now."""
+        request = wire.SignRequest(
+            token=self.tokens.issue(worker, RUN),
+            run=str(RUN),
+            worker=on_wire(worker),
+            role="trainer",
+            csr_pem=csr_pem(),
+        )
+        return dict((await self.stub.Sign(request)).site_bundles_pem)
+
+    async def evaluate(self, worker: WorkerIdentity, accuracy: float) -> None:
+        record = EvaluationRecord(1.0, worker.rank, 1, 10, accuracy, 1.0, 10)
+        await self.stub.Report(
+            wire.ProgressReport(
+                run=str(RUN),
+                worker=on_wire(worker),
+                incarnation=1,
+                token=self.tokens.issue(worker, RUN),
+                records_json=[record_to_json(record)],
+                sequence=1,
+            )
+        )
+
+
+def on_wire(worker: WorkerIdentity) -> wire.Worker:
+    return wire.Worker(rank=worker.rank, site=worker.site, group=worker.group, index=worker.index)
+
+
+def csr_pem() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = CertificateSigningRequestBuilder().subject_name(Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+async def told(stream: Any, count: int, **states: str) -> Any:
+    """The first membership with so many members, and these states by site."""
+    async with asyncio.timeout(20):
+        while True:
+            update = await stream.read()
+            assert update is not grpc.aio.EOF
+            said = {member.worker.site: member.state for member in update.members}
+            wanted = {f"plant-{site}": state for site, state in states.items()}
+            if len(update.members) == count and wanted.items() <= said.items():
+                return update
+
+
+@asynccontextmanager
+async def two(folder: Path) -> AsyncIterator[tuple[Operator, Operator]]:
+    """Two federated operators that serve nothing yet."""
+    async with AsyncExitStack() as stack:
+        a, b = (Operator(site) for site in federated_sites(folder, A, B))
+        await a.start(stack, b.site)
+        await b.start(stack, a.site)
+        yield a, b
+
+
+def federated(
+    body: Callable[[Operator, Operator], Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    """A test of two operators, which has a minute."""
+
+    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(node_module, "BUNDLES_EVERY_S", 0.1)
+
+        async def run() -> None:
+            async with asyncio.timeout(LONG_S), two(tmp_path) as (a, b):
+                await body(a, b)
+
+        asyncio.run(run())
+
+    test.__name__ = body.__name__
+    return test
+
+
+@federated
+async def test_workers_hear_who_takes_part_at_all_sites(a: Operator, b: Operator) -> None:
+    job = manifest()
+    for each in (a, b):
+        each.open(job)
+    of_a, of_b = job.workers()
+    at_a, at_b = a.join(of_a, job.hash()), b.join(of_b, job.hash())
+    for stream in (at_a, at_b):
+        update = await told(stream, 2, a="Ready", b="Ready")
+        assert update.expected_count == 2
+        assert [m.exchange_address for m in update.members] == ["10.0.0.0:7440", "10.0.0.1:7440"]
+    await until(lambda: a.view().ready == {A: 1, B: 1})
+    assert a.triggered
+    trusted = {A: a.site.authority.bundle_pem, B: b.site.authority.bundle_pem}
+    assert await a.bundles(of_a) == trusted
+    assert await b.bundles(of_b) == trusted
+    at_b.cancel()
+    await told(at_a, 2, b="Lost")
+    b.join(of_b, job.hash(), incarnation=2)
+    update = await told(at_a, 2, b="Ready")
+    assert update.members[1].incarnation == 2
+    # It is deleted there.
+    b.runs.close(RUN.namespace, RUN.name)
+    await told(at_a, 2, b="Lost")
+    await until(lambda: not a.view().remote[B].has_run)
+
+
+@federated
+async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
+    a: Operator, b: Operator
+) -> None:
+    job = manifest()
+    a.open(job)
+    bundle = b.site.bundle_file.read_bytes()
+    b.site.bundle_file.unlink()
+    await until(lambda: B in a.site.problems())
+    assert await a.bundles(job.workers()[0]) == {A: a.site.authority.bundle_pem}
+    assert "No such file" in a.view().remote[B].problem
+    joined = a.join(job.workers()[0], job.hash())
+    assert dict((await joined.read()).site_bundles_pem) == {A: a.site.authority.bundle_pem}
+    b.site.bundle_file.write_bytes(bundle)
+    both = {A: a.site.authority.bundle_pem, B: bundle}
+    assert dict((await joined.read()).site_bundles_pem) == both  # who runs hears of it
+    assert await a.bundles(job.workers()[0]) == both
+    b.open(job)
+    b.join(job.workers()[1], job.hash())
+    assert not (await told(joined, 2)).site_bundles_pem
+
+
+@federated
+async def test_members_stay_while_an_operator_is_away(a: Operator, b: Operator) -> None:
+    job = manifest()
+    for each in (a, b):
+        each.open(job)
+    at_a = a.join(job.workers()[0], job.hash())
+    b.join(job.workers()[1], job.hash())
+    version = (await told(at_a, 2, b="Ready")).version
+    assert b.site.node is not None
+    await b.site.node.close()
+    again = Operator(b.site)  # it starts anew and knows nobody at first
+    async with AsyncExitStack() as stack:
+        await again.start(stack, a.site)
+        again.open(job)
+        assert a.site.node is not None
+        streams = a.site.node.service.streams
+        await until(lambda: a.view().remote[B].is_reachable and not a.view().remote[B].problem)
+        assert a.site.node.service.streams >= streams
+        membership = a.server.membership(RUN)
+        assert [member.state for member in membership.members] == ["Ready", "Ready"]
+        assert membership.version == version
+
+
+@federated
+async def test_another_count_at_one_site_is_no_drift_and_is_told(a: Operator, b: Operator) -> None:
+    a.open(manifest())
+    b.open(manifest(at_b=3))
+    at_a = a.join(manifest().workers()[0], manifest().hash())
+    async with asyncio.timeout(20):
+        while (await at_a.read()).expected_count != 4:
+            pass
+    view = a.view()
+    assert (view.drift, view.remote[B].agrees, view.remote[B].workers) == ("", True, 3)
+
+
+@federated
+async def test_drift_is_named_at_both_sites_and_new_workers_stay_out(
+    a: Operator, b: Operator
+) -> None:
+    job, other = manifest(), manifest(seed=7)
+    a.open(job)
+    b.open(other)
+    at_a = a.join(job.workers()[0], job.hash())
+    b.join(other.workers()[1], other.hash())
+    await until(lambda: a.view().drift and b.view().drift)
+    words = "the manifest of plant-b differs from that of plant-a in trainer.seed"
+    assert a.view().drift == b.view().drift
+    assert a.view().drift == f"{words}; apply the same manifest at every site"
+    await until(lambda: len(b.server.membership(RUN).members) == 1)
+    assert len(a.server.membership(RUN).members) == 1
+    assert await a.bundles(job.workers()[0])
+    # Once it is put right, it is let in; and stays when it differs again in mid-run.
+    b.open(job)
+    await told(at_a, 2, b="Ready")
+    await until(lambda: not a.view().drift and not b.view().drift)
+    assert len(b.server.membership(RUN).members) == 2
+    b.open(other)
+    await until(lambda: a.view().drift)
+    assert len(a.server.membership(RUN).members) == 2
+    assert a.view().ready == {A: 1, B: 1}
+    assert not a.view().remote[B].agrees
+
+
+@federated
+async def test_the_target_is_judged_over_the_replicas_of_all_sites(
+    a: Operator, b: Operator
+) -> None:
+    job = manifest()
+    for each in (a, b):
+        each.open(job)
+    of_a, of_b = job.workers()
+    at_a, at_b = a.join(of_a, job.hash()), b.join(of_b, job.hash())
+    for stream in (at_a, at_b):
+        await told(stream, 2)
+    await a.evaluate(of_a, 0.9)
+    assert a.view().stop_reason == ""
+    await b.evaluate(of_b, 0.3)
+    words = "targetAccuracy 0.5 reached: mean over 2 replicas 0.6000"
+    await until(lambda: (a.view().stop_reason, b.view().stop_reason) == (words, words))

@@ -1,0 +1,188 @@
+"""Facts: what other sites say shows in a job's status: who is there, who is not and why, where
+manifests differ; the quorum counts sites that have this run by this manifest; a site whose operator
+is silent takes part while links to its workers stand; heartbeats alone write no status; a site says
+how many workers it has; a rank is one worker's; new workers of a site that differs are kept out.
+
+Left out: how it comes here (tests/unit/federation, tests/local/test_federated_runs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dlion_api.membership import Membership, MemberState
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.spec import load_job
+from dlion_operator.decisions import Decision
+from dlion_operator.federation.reports import RunReport, SpecPrint
+from dlion_operator.observed import RemoteView, RunView
+from dlion_operator.other_sites import drift, members_elsewhere, workers_of_all
+from dlion_operator.patching import is_telemetry, merge_patch
+from federated import JOB, member, report, worker
+from operator_world import World, dlion_job, ready_reason, truths
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+HEARD = RemoteView(is_reachable=True, heartbeat_age_s=1.0, has_run=True, spec_hash="h", workers=2)
+DRIFT = "the manifest of plant-b differs from that of plant-a in trainer.seed"
+
+
+def world(**spec: Any) -> World:
+    """A job of two workers here and two at plant B, whose workers here have joined."""
+    groups = [{"name": "small", "workers": 2}]
+    sites = [{"name": name, "groups": groups} for name in (A, B)]
+    document = dlion_job(sites=sites, **spec)
+    made = World(document)
+    made.look()
+    made.make_jobs()
+    return made
+
+
+def look(at: World, there: RemoteView, *, ready: int = 0, **view: Any) -> Decision:
+    at.run = RunView(open_s=3600.0, ready={A: 2, B: ready}, remote={B: there}, **view)
+    return at.look()
+
+
+def site(decision: Decision) -> dict[str, Any]:
+    assert decision.status is not None
+    return dict(decision.status["sites"][1])
+
+
+def test_each_site_shows_how_it_is() -> None:
+    at = world()
+    training: dict[str, Any] = {"training": True, "ready": 2, "samples_per_s": 12.34567}
+    decision = look(at, replace(HEARD, iteration=7, samples_per_s=98.765), iteration=9, **training)
+    assert decision.status is not None
+    assert decision.status["readyWorkers"] == "4/4"
+    assert decision.status["readySites"] == "2/2"
+    assert truths(decision)["SpecConsistent"] == "True"
+    assert truths(decision)["Degraded"] == "False"
+    own, there = decision.status["sites"]
+    assert (own["iteration"], own["samplesPerSecond"]) == (9, "12.35")
+    assert there == {
+        "name": "plant-b",
+        "state": "Ready",
+        "workers": 2,
+        "readyWorkers": 2,
+        "specHash": "h",
+        "message": "",
+        "iteration": 7,
+        "samplesPerSecond": "98.77",
+        "lastHeartbeatTime": "2026-01-31T11:59:59Z",
+    }
+
+
+def test_why_a_site_is_not_there() -> None:
+    at = world()
+    cases = [
+        (RemoteView(problem="no route"), "Unreachable", "no route"),
+        (RemoteView(is_reachable=True, heartbeat_age_s=0.0, problem="gone"), "Absent", "gone"),
+        (replace(HEARD, workers=2), "Starting", ""),
+        (replace(HEARD, agrees=False, workers=None), "Refused", DRIFT),
+    ]
+    for there, state, message in cases:
+        shown = site(look(at, there, drift="" if there.agrees else DRIFT))
+        assert (shown["state"], shown["message"], shown["workers"]) == (state, message, 2)
+
+
+def test_the_quorum_counts_sites_that_have_this_run_by_this_manifest() -> None:
+    at = world(minSites=2)
+    for there in (RemoteView(problem="gone"), replace(HEARD, agrees=False)):
+        reason, message = ready_reason(look(at, there))
+        assert reason == "BelowQuorum"
+        assert message.startswith("1 of at least 2 sites (minSites) have this run; 2 of 4 workers")
+    reason, message = ready_reason(look(at, HEARD))
+    assert (reason, message) == ("WaitingForPeers", "2 of 4 workers have joined")
+
+
+def test_drift_is_a_condition_with_an_event_once() -> None:
+    at = world()
+    decision = look(at, HEARD, training=True, ready=2, drift=DRIFT)
+    assert decision.status is not None
+    (said,) = [c for c in decision.status["conditions"] if c["type"] == "SpecConsistent"]
+    assert (said["status"], said["reason"], said["message"]) == ("False", "SpecDiffers", DRIFT)
+    assert [n.reason for n in decision.notices if n.type == "Warning"] == ["SpecDiffers"]
+    assert truths(decision)["Ready"] == "True"  # those that are in go on
+    assert not look(at, HEARD, training=True, ready=2, drift=DRIFT).notices
+    unheard = look(at, RemoteView(), training=True)
+    assert truths(unheard)["SpecConsistent"] == "Unknown"
+
+
+def test_a_silent_site_takes_part_while_links_stand() -> None:
+    at = world(minSites=2)
+    silent = replace(HEARD, is_reachable=False, heartbeat_age_s=50.0, problem="silent for 50 s")
+    linked = look(at, silent, training=True, ready=2, linked=frozenset({B}))
+    assert ready_reason(linked) == ("Training", "4 workers train; plant-b: silent for 50 s")
+    assert site(linked)["state"] == "Unreachable"
+    alone = look(at, silent, training=True, ready=2)
+    assert ready_reason(alone)[0] == "BelowQuorum"
+    at = world()
+    alone = look(at, silent, training=True, ready=2)
+    assert ready_reason(alone) == (
+        "PeersLost",
+        "2 of 2 workers train here, 0 of 2 elsewhere; plant-b: silent for 50 s",
+    )
+    assert truths(alone)["Degraded"] == "True"
+
+
+def test_heartbeats_alone_write_no_status() -> None:
+    at = world()
+    first = look(at, HEARD).status
+    for _ in range(11):
+        at.pass_by(5.0)
+        assert look(at, HEARD).status == first
+    at.pass_by(10.0)
+    later = look(at, HEARD).status
+    assert first is not None
+    assert later is not None
+    patch = merge_patch(first, later)
+    assert patch.keys() == {"sites"}
+    assert is_telemetry(first, patch)
+
+
+def test_a_site_says_how_many_workers_it_has() -> None:
+    at = world()
+    decision = look(at, replace(HEARD, workers=5), ready=3, training=True)
+    assert decision.status is not None
+    assert decision.status["readyWorkers"] == "5/7"
+    assert ready_reason(decision)[1] == "2 of 2 workers train here, 3 of 5 elsewhere"
+
+
+OWN = SpecPrint.of(load_job(dlion_job()))
+
+
+def told(of: SiteName, *workers: WorkerIdentity, agrees: bool = True) -> RunReport:
+    said = report(of, 9)
+    spec_print = OWN if agrees else replace(said.spec, fields={**OWN.fields, "trainer.seed": b"7"})
+    return replace(said, spec=spec_print, workers=replace(said.workers, wanted=workers))
+
+
+def test_workers_are_as_their_own_sites_say() -> None:
+    own, listed, extra = worker(A, 0), worker(B, 1), replace(worker(B, 2), index=1)
+    assert workers_of_all((own, listed), A, OWN, {}) == (own, listed)
+    grown = {B: told(B, listed, extra)}
+    assert workers_of_all((own, listed), A, OWN, grown) == (own, listed, extra)
+    other = {B: told(B, listed, extra, agrees=False)}
+    assert workers_of_all((own, listed), A, OWN, other) == (own, listed)
+    thief = {B: told(B, replace(listed, rank=Rank(0)))}
+    assert workers_of_all((own, listed), A, OWN, thief) == (own,)
+
+
+def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
+    membership = Membership(1, JOB, 2, (member(A, 0),))
+    right, wrong = told(B), told(B, agrees=False)
+    assert members_elsewhere(A, OWN, {B: right}, membership) == [member(B, 9)]
+    assert members_elsewhere(A, OWN, {B: wrong}, membership) == []
+    inside = replace(membership, members=(member(A, 0), member(B, 9)))
+    assert members_elsewhere(A, OWN, {B: wrong}, inside) == [member(B, 9)]
+    (lost,) = members_elsewhere(A, OWN, {}, inside)
+    assert lost == member(B, 9, state=MemberState.LOST)
+
+
+def test_drift_concerns_sites_that_name_each_other() -> None:
+    job = load_job(dlion_job())
+    stranger = told(C, agrees=False)
+    assert "trainer.seed" in drift(job, A, OWN, {C: stranger})  # its manifest names this site
+    elsewhere = {k: v for k, v in stranger.spec.fields.items() if "plant-a" not in k}
+    unrelated = replace(stranger, spec=replace(stranger.spec, fields=elsewhere))
+    assert drift(job, A, OWN, {C: unrelated}) == ""
