@@ -107,6 +107,8 @@ class Peers:
     training_set_samples: int
     own_samples: int = 0
     """Of those, this worker's; 0: not told."""
+    trust: str = ""
+    """By which authorities they are known (`dlion_api.trust`); empty: by none, or not told."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Proves: two sidecars with certificates from a real coordinator exchange capacities over mutual TLS
 and both trainers get weighted batches that sum up; budgets follow deliveries; a killed sidecar is
 found again, takes up its last directive and its port; six sidecars' memory and CPU stay within
-80 MB and 2 % of a core each; a peer that claims to be another is refused; a trainer is never held
-up by a sidecar that does not read; metrics are served; wrong configuration ends with code 65.
+80 MB and 2 % of a core each; a peer that claims to be another is refused; a sidecar signs anew once
+its trainer tells of other bundles; a trainer is never held up by a sidecar that does not read;
+metrics are served; wrong configuration ends with code 65.
 Leaves out: real quotas and shaped links (the trainer's tests), certificate renewal.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -336,6 +338,30 @@ def test_a_peer_that_claims_to_be_another_is_refused(run_of: Callable[..., Run])
             stub.Share(share, timeout=LONG_S)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "claims to be" in (refused.value.details() or "")
+
+
+def test_a_sidecar_signs_anew_when_other_bundles_hold(run_of: Callable[..., Run]) -> None:
+    run = run_of(2)
+    trainer = run.workers[0].trainer
+    host, _, port = trainer.endpoint().rpartition(":")
+
+    def shown() -> str:
+        """Its certificate; a handshake begins whether or not there is a port just now."""
+        try:
+            return ssl.get_server_certificate((host, int(port)), timeout=LONG_S)
+        except OSError:
+            return ""
+
+    before = shown()
+    assert before
+    membership = Membership(1, run.job.key, 2)
+    trainer.send(Peers(membership, 1500, trust="other bundles"))
+    wait_until(lambda: shown() not in ("", before), "another certificate")
+    anew = shown()
+    trainer.send(Peers(membership, 1500, trust="other bundles"))  # no news
+    trainer.send(Peers(membership, 1500))
+    time.sleep(1.5)  # longer than it takes between two looks
+    assert shown() == anew
 
 
 def test_a_sidecar_that_does_not_read_never_holds_the_trainer_up(tmp_path: Path) -> None:

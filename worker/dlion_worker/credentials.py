@@ -66,9 +66,12 @@ class WorkerKey:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerCredentials:
-    """Key, certificate and every site's authority; or none of them (`tls: {mode: Disabled}`)."""
+    """Key, certificate and every site's authority; or none of them (`tls: {mode: Disabled}`).
+
+    Only the authorities may change, from any thread; whoever is connected stays so.
+    """
 
     key: WorkerKey | None
     certificate_chain_pem: bytes
@@ -80,6 +83,15 @@ class WorkerCredentials:
         """No encryption and no proof of identity, because the manifest says so."""
         return cls(None, b"", {})
 
+    def trust(self, site_bundles_pem: Mapping[SiteName, bytes]) -> bool:
+        """Knows the sites by these from the next handshake on; whether they are others."""
+        if self.key is None or site_bundles_pem == self.site_bundles_pem:
+            return False
+        self._stores = {}
+        self.site_bundles_pem = dict(site_bundles_pem)
+        self._stores = {}  # one may have been made in between, of what was trusted before
+        return True
+
     @property
     def enabled(self) -> bool:
         """Whether links are encrypted and peers have to prove who they are."""
@@ -89,10 +101,20 @@ class WorkerCredentials:
         """Credentials of a port that demands a certificate of its callers; None: insecure."""
         if self.key is None:
             return None
-        return grpc.ssl_server_credentials(
-            [(self.key.pem(), self.certificate_chain_pem)],
-            root_certificates=b"\n".join(self.site_bundles_pem.values()),
-            require_client_auth=True,
+        served = self.site_bundles_pem
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            """Asked by gRPC at each handshake; None: nothing is other than it was."""
+            nonlocal served
+            if self.site_bundles_pem is served:
+                return None
+            served = self.site_bundles_pem
+            return self._configuration(served)
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(served),
+            changed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
+            require_client_authentication=True,
         )
 
     def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
@@ -141,6 +163,15 @@ class WorkerCredentials:
             raise ContractError(
                 f"a caller claims to be {wanted.value}, its certificate says {given or 'nothing'}"
             )
+
+    def _configuration(
+        self, bundles: Mapping[SiteName, bytes]
+    ) -> grpc.ServerCertificateConfiguration:
+        assert self.key is not None
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key.pem(), self.certificate_chain_pem)],
+            root_certificates=b"\n".join(bundles.values()),
+        )
 
     def _bundle(self, site: SiteName) -> bytes:
         bundle = self.site_bundles_pem.get(site)

@@ -39,6 +39,14 @@ def keep_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCred
     write_atomically(Path(state_dir) / CREDENTIALS_FILE, content, mode=0o600)
 
 
+def keep_trust(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
+    """Keeps them with the authorities as they are now; the old ones stand where that fails."""
+    try:
+        keep_credentials(state_dir, job, credentials)
+    except OSError as error:
+        _LOG.warning("new bundles are not kept on disk: %s", error)
+
+
 def kept_credentials(
     state_dir: Path | str, job: JobKey, *, now: datetime | None = None
 ) -> WorkerCredentials | None:

@@ -58,7 +58,7 @@ LOCAL: tuple[local_messages.LocalRecord, ...] = (
     measurements.StepTiming(3, 8, 0.1, 0.2, 0.1, None, 0.0),
     measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3),
     measurements.CpuAllowance(2.0, 1.0, 0.0),
-    measurements.Peers(MEMBERSHIP, 1000),
+    measurements.Peers(MEMBERSHIP, 1000, 500, "0123456789abcdef"),
     measurements.MeasuringEndpoint("127.0.0.1:4000"),
     measurements.Directive(1, 8, 16, RANKS, {Rank(1): 1.5}, {Rank(1): 2e6}, "first"),
 )

@@ -30,7 +30,7 @@ from dlion_worker.coordination.reporting import ReportSender
 from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dlion_api.progress import ProgressRecord
     from dlion_api.wire import coordination_pb2
@@ -76,6 +76,7 @@ class CoordinationClient:
         self._closing = False
         self._streams: list[JoinStream] = []
         self._on_membership: Callable[[Membership], None] = _ignore
+        self._on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None
         self._channel = open_channel(config)
         self._stub = coordination_stub(self._channel)
         self._sender = ReportSender(
@@ -112,11 +113,14 @@ class CoordinationClient:
         exchange_address: str,
         measuring_address: str,
         on_membership: Callable[[Membership], None],
+        on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None,
     ) -> None:
         """Joins in the background and stays joined; call again to announce other addresses.
 
         `on_membership` is called for every change, from another thread, one call at a time, first
-        with the kept membership if there is one. It must not block nor raise.
+        with the kept membership if there is one; `on_bundles` likewise with the authorities by
+        which sites are known, before a membership that comes with them. Neither must block nor
+        raise.
         """
         announcement = Announcement(
             self._caller, self._incarnation, self._spec_hash, exchange_address, measuring_address
@@ -130,7 +134,7 @@ class CoordinationClient:
         )
         with self._lock:
             first, earlier = not self._streams, list(self._streams)
-            self._on_membership = on_membership
+            self._on_membership, self._on_bundles = on_membership, on_bundles
             if first and self._membership is not None:
                 on_membership(self._membership)
             self._streams.append(stream)
@@ -199,6 +203,9 @@ class CoordinationClient:
                 self._start_s = began_s if self._start_s is None else min(self._start_s, began_s)
             if update.stop_reason:
                 self._note_stop(update.stop_reason)
+            if update.site_bundles_pem and self._on_bundles is not None:
+                told = update.site_bundles_pem.items()
+                self._on_bundles({SiteName(site): bytes(pem) for site, pem in told})
             received = _membership(self._caller.job, update)
             if received.version < self._known_version():
                 return  # of a stream that has been superseded

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
@@ -20,6 +21,7 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.local_messages import SidecarRecord, TrainerRecord
 from dlion_api.measurements import Capacity, Directive, MeasuringEndpoint, Peers
 from dlion_api.spec import Job
+from dlion_api.trust import trust_print
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination.signing import request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
@@ -54,6 +56,8 @@ class Sidecar:
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerCaller | None = None
         self._refused = 0
+        self._trust = ""
+        """By which bundles the trainer knows peers; empty: it has not told."""
         self._told: Capacity | None = None
         self._local = LocalServer(
             config.socket_path, on_record=self._take, on_connected=self._first_words
@@ -107,6 +111,7 @@ class Sidecar:
         if self._caller is None:
             return
         if isinstance(record, Peers):
+            self._trust = record.trust
             self._caller.set_peers(self._director.peers())
         self._tell_news()
 
@@ -123,13 +128,16 @@ class Sidecar:
     # ---- peers ---------------------------------------------------------------------------------
 
     async def _measure(self, stopped: asyncio.Event) -> None:
-        """Serves and calls peers, with a fresh certificate whenever two thirds of one are over."""
+        """Serves and calls peers, with a fresh certificate whenever two thirds of one are over, or
+        the trainer says that other bundles hold."""
         while not stopped.is_set():
             credentials = await self._credentials(stopped)
             if credentials is None:
                 return
+            # What the trainer says once more is no news: it may be behind, or ahead.
+            current = {"", trust_print(credentials.site_bundles_pem), self._trust}
             async with self._connected(credentials):
-                await self._probe_until(stopped, _renewal_s(credentials))
+                await self._probe_until(stopped, _renewal_s(credentials), current)
 
     async def _credentials(self, stopped: asyncio.Event) -> WorkerCredentials | None:
         """None: stopped before the coordinator answered."""
@@ -194,10 +202,13 @@ class Sidecar:
             return 0
         return int(text) if text.isdecimal() and 0 < int(text) < 65536 else 0
 
-    async def _probe_until(self, stopped: asyncio.Event, seconds: float | None) -> None:
-        """Probes links that have been idle, one at a time, until stopped or time is up."""
-        end_s = None if seconds is None else time.monotonic() + seconds
-        while not stopped.is_set() and (end_s is None or time.monotonic() < end_s):
+    async def _probe_until(
+        self, stopped: asyncio.Event, seconds: float | None, current: Collection[str]
+    ) -> None:
+        """Probes links that have been idle, one at a time, until stopped, time is up, or the
+        bundles that hold are none of the current ones."""
+        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
             while await self._probe_one():
                 pass
             self._issue(self._director.look(time.monotonic()))

@@ -15,8 +15,10 @@ from pathlib import Path
 from dlion_api.measurements import Peers
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
+from dlion_api.trust import trust_print
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination import CoordinationClient
+from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange import Exchange
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.growing import GrowingData
@@ -44,6 +46,7 @@ class Companions:
         neighbourhood: Neighbourhood,
         sidecar: SidecarClient,
         coordination: CoordinationClient,
+        credentials: WorkerCredentials,
         reporter: Reporter,
         kept: Callable[[Path], None],
     ) -> None:
@@ -56,6 +59,7 @@ class Companions:
         self._neighbourhood = neighbourhood
         self._sidecar = sidecar
         self._coordination = coordination
+        self._credentials = credentials
         self._reporter = reporter
         self._telling = threading.Lock()
         self._closing = ExitStack()
@@ -72,7 +76,12 @@ class Companions:
             membership = self._coordination.membership()
             if membership is not None:
                 self._sidecar.send(
-                    Peers(membership, self.training_set_samples(), self._stream.samples)
+                    Peers(
+                        membership,
+                        self.training_set_samples(),
+                        self._stream.samples,
+                        trust_print(self._credentials.site_bundles_pem),
+                    )
                 )
 
     def tell_speed(self, inbox: Inbox, stopped: Callable[[], str | None]) -> None:

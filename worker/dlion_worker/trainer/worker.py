@@ -6,13 +6,14 @@ finishing. Called by `__main__` alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
@@ -21,7 +22,7 @@ from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule
-from dlion_worker.kept_credentials import keep_credentials, kept_credentials
+from dlion_worker.kept_credentials import keep_credentials, keep_trust, kept_credentials
 from dlion_worker.policies.catalogue import (
     all_update_together,
     has_barrier,
@@ -95,7 +96,7 @@ class Worker:
         if self._saving.take_up(came_back=self._came_back):
             self._inbox.iteration = self._progress.iteration
         self._open_links(credentials)
-        self._join()
+        self._join(credentials)
         self._enter()
         with self._signals.patiently():
             reason = self._train()
@@ -209,6 +210,7 @@ class Worker:
             neighbourhood=self._neighbourhood,
             sidecar=self._sidecar,
             coordination=self._coordination,
+            credentials=credentials,
             reporter=self._reporter,
             kept=self._saving.bring_model,
         )
@@ -235,9 +237,14 @@ class Worker:
         keep_credentials(self._config.state_dir, self._job.key, credentials)
         return credentials
 
-    def _join(self) -> None:
+    def _join(self, credentials: WorkerCredentials) -> None:
+        def trust(site_bundles_pem: Mapping[SiteName, bytes]) -> None:
+            if credentials.trust(site_bundles_pem):
+                keep_trust(self._config.state_dir, self._job.key, credentials)
+                self._companions.tell_sidecar()
+
         self._coordination.join(
-            self._exchange.address, self._sidecar.endpoint(), self._members_changed
+            self._exchange.address, self._sidecar.endpoint(), self._members_changed, trust
         )
         self._reporter.event(
             EventReason.WORKER_READY, f"incarnation {self._incarnation} is ready to train"
