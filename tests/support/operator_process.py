@@ -107,6 +107,11 @@ class OperatorProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def coordinator_address(self) -> str:
+        """Where workers reach it."""
+        return f"127.0.0.1:{self._coordinator}"
+
     def start(self) -> None:
         """Starts it; returns when it is ready. Raises: UnavailableError with the end of its log."""
         self.launch()
@@ -125,7 +130,7 @@ class OperatorProcess:
             "images": {"worker": "dlion.test/worker:1", "sidecar": "dlion.test/sidecar:1"},
             "coordinator": {
                 "port": self._coordinator,
-                "address": f"127.0.0.1:{self._coordinator}",
+                "address": self.coordinator_address,
             },
             "metricsPort": self._metrics,
             "healthPort": self._health,

@@ -1,0 +1,297 @@
+"""Two operators beside two real API servers, federated over loopback; the same manifest at both.
+
+Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
+status shows both; workers that prove themselves by their pods' tokens hear at their own site who
+has joined at both, and get both bundles; other counts at one site are no drift and are taken over;
+a differing manifest is named at both sites within ten seconds; an operator that is killed is
+missed, what it said stands, and it is heard again once it is back. Prints how long each took.
+Left out: pods that run and train, links between machines.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import CertificateSigningRequestBuilder, Name
+
+from dlion_api.cluster_names import TOKEN_AUDIENCE
+from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.spec import load_job
+from dlion_api.wire import coordination_pb2 as wire
+from dlion_api.wire import coordination_pb2_grpc
+from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from manifest_table import smallest
+from operator_process import OperatorProcess, free_ports
+from testbed.sites import Testbed
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+SITES = ("plant-a", "plant-b")
+DRIFT_WITHIN_S = 10.0
+
+
+@dataclass
+class OperatedSite:
+    """One site: its API server and its operator."""
+
+    name: str
+    kubectl: Kubectl
+    operator: OperatorProcess
+    bundle_file: Path
+    """Where the other site looks for this one's bundle."""
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.kubectl.get("dlj", "digits").get("status") or {})
+
+    def site(self, name: str) -> dict[str, Any]:
+        """What this site says of that one."""
+        return next((s for s in self.status().get("sites") or () if s["name"] == name), {})
+
+    def consistent(self) -> tuple[str, str, str]:
+        conditions = self.status().get("conditions") or ()
+        found = next((c for c in conditions if c["type"] == "SpecConsistent"), {})
+        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+    def bundle(self) -> bytes:
+        secret = replace(self.kubectl, namespace="default").get("secret", self.authority_secret)
+        return base64.b64decode(secret["data"]["tls.crt"])
+
+    @property
+    def authority_secret(self) -> str:
+        return f"authority-{self.kubectl.namespace}"
+
+    def pods(self) -> list[dict[str, Any]]:
+        return list(self.kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"])
+
+    def join(self, worker: WorkerIdentity, spec_hash: str) -> Joined:
+        """That worker, as its pod would: signed and joined."""
+        index = {"dlion.dev/group": worker.group,
+                 "batch.kubernetes.io/job-completion-index": str(worker.index)}  # fmt: skip
+        pod = next(p for p in self.pods() if index.items() <= p["metadata"]["labels"].items())
+        token = self.kubectl.run(
+            "create", "token", "default", f"--audience={TOKEN_AUDIENCE}",
+            "--bound-object-kind=Pod", f"--bound-object-name={pod['metadata']['name']}",
+        ).strip()  # fmt: skip
+        run = JobKey(self.kubectl.namespace, "digits", "1")
+        return Joined(
+            self.operator.coordinator_address, self.bundle(), run, worker, token, spec_hash
+        )
+
+
+class Joined:
+    """A worker that joins and trains nothing."""
+
+    def __init__(
+        self,
+        address: str,
+        authority_pem: bytes,
+        run: JobKey,
+        worker: WorkerIdentity,
+        token: str,
+        spec_hash: str,
+    ) -> None:
+        options = (("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME),)
+        credentials = grpc.ssl_channel_credentials(authority_pem)
+        self.channel = grpc.secure_channel(address, credentials, options=options)
+        stub = coordination_pb2_grpc.CoordinationStub(self.channel)  # type: ignore[no-untyped-call]
+        place = wire.Worker(
+            rank=worker.rank, site=worker.site, group=worker.group, index=worker.index
+        )
+        who: dict[str, Any] = {"run": str(run), "worker": place, "token": token}
+        signed = stub.Sign(wire.SignRequest(**who, role="trainer", csr_pem=csr_pem()), timeout=20)
+        self.bundles = dict(signed.site_bundles_pem)
+        request = wire.JoinRequest(
+            **who,
+            incarnation=1,
+            exchange_address=f"10.0.0.{worker.rank}:7440",
+            spec_hash=spec_hash,
+        )
+        self._updates = stub.Join(request, timeout=120)
+
+    def told(self, count: int) -> Any:
+        """The first membership with so many members."""
+        return next(update for update in self._updates if len(update.members) == count)
+
+
+def csr_pem() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = CertificateSigningRequestBuilder().subject_name(Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="module")
+def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
+    """Of each site an API server that knows DLionJobs, and nothing that runs pods."""
+    with Testbed.up(name=f"f{os.getpid()}", sites=2, nodes=0) as made:
+        found = dict(zip(SITES, (made.site(n).kubectl for n in ("site-a", "site-b")), strict=True))
+        for kubectl in found.values():
+            kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
+            eventually("DLionJobs are served", partial(is_served, kubectl))
+        yield found
+
+
+def is_served(kubectl: Kubectl) -> bool:
+    """`kubectl wait` ends with an error where a CRD has no conditions yet."""
+    try:
+        kubectl.run("get", "dlj", "--all-namespaces")
+    except UnavailableError:
+        return False
+    return True
+
+
+@pytest.fixture
+def sites(
+    control_planes: dict[str, Kubectl], tmp_path: Path
+) -> Iterator[tuple[OperatedSite, OperatedSite]]:
+    """Both sites with their operators, which do not trust each other yet."""
+    namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    made: list[OperatedSite] = []
+    ports = dict(zip(SITES, free_ports(2), strict=True))
+    with ExitStack() as stack:
+        for name, kubectl in control_planes.items():
+            kubectl.run("create", "namespace", namespace)
+            stack.callback(kubectl.run, "delete", "namespace", namespace, "--wait=false")
+            (folder := tmp_path / name).mkdir()
+            other = next(each for each in SITES if each != name)
+            settings = {
+                "authority": {"secretName": f"authority-{namespace}"},
+                "federation": {"port": ports[name]},
+                "sites": [
+                    {
+                        "name": other,
+                        "address": f"127.0.0.1:{ports[other]}",
+                        "bundleFile": str(tmp_path / f"{other}.pem"),
+                    }
+                ],
+            }
+            operator = OperatorProcess(
+                folder, kubectl.kubeconfig, site=name, namespaces=(namespace,), settings=settings
+            )
+            stack.enter_context(operator)
+            there = replace(kubectl, namespace=namespace)
+            made.append(OperatedSite(name, there, operator, tmp_path / f"{name}.pem"))
+        yield made[0], made[1]
+        for each in made:
+            defects = each.operator.metric('dlion_operator_reconciles_total{result="defect"}')
+            assert defects == 0, each.operator.last_words()
+
+
+def manifest(seed: int = 1) -> dict[str, Any]:
+    document = smallest()
+    document["metadata"] = {"name": "digits"}
+    document["spec"]["sites"] = [
+        {"name": "plant-a", "groups": [{"name": "small", "workers": 2}]},
+        {"name": "plant-b", "groups": [{"name": "small", "workers": 1}]},
+    ]
+    document["spec"]["trainer"]["seed"] = seed
+    return document
+
+
+def eventually(what: str, look: Callable[[], Any], *, within_s: float = 30.0) -> Any:
+    """What `look` yields once it is true."""
+    began_s = time.monotonic()
+    while not (found := look()):
+        assert time.monotonic() - began_s < within_s, f"{what}: not within {within_s:g} s"
+        time.sleep(0.2)
+    print(f"{what}: {time.monotonic() - began_s:.1f} s")
+    return found
+
+
+def test_two_sites_see_the_whole_job(sites: tuple[OperatedSite, OperatedSite]) -> None:
+    a, b = sites
+    for site in sites:
+        site.kubectl.apply(manifest())
+    eventually("both look", lambda: all(site.site(site.name) for site in sites))
+    assert {site.consistent()[0] for site in sites} == {"Unknown"}
+    for site in sites:
+        site.bundle_file.write_bytes(site.bundle())
+    eventually("all is consistent", lambda: {s.consistent()[0] for s in sites} == {"True"})
+    eventually(
+        "both start",
+        lambda: all(s.site(n).get("state") == "Starting" for s in sites for n in SITES),
+    )
+    assert {site.status()["readyWorkers"] for site in sites} == {"0/3"}
+
+    document = manifest()
+    document["metadata"]["namespace"] = a.kubectl.namespace
+    job = load_job(document).with_room_to_grow()
+    eventually("pods are made", lambda: [len(site.pods()) for site in sites] == [2, 1])
+    by_name = {site.name: site for site in sites}
+    joined = [by_name[worker.site].join(worker, job.hash()) for worker in job.workers()]
+    for worker in joined:
+        assert worker.bundles == {site.name: site.bundle() for site in sites}
+        update = worker.told(3)
+        assert sorted(member.worker.site for member in update.members) == ["plant-a", *SITES]
+        assert {member.state for member in update.members} == {"Ready"}
+    eventually("all are ready", lambda: {s.status()["readySites"] for s in sites} == {"2/2"})
+    assert {site.status()["readyWorkers"] for site in sites} == {"3/3"}
+
+    _scaled_is_no_drift(a, b)
+    _a_killed_operator_is_missed(a, b)
+    for worker in joined:
+        worker.channel.close()
+
+
+def _scaled_is_no_drift(a: OperatedSite, b: OperatedSite) -> None:
+    shrunk = [{"op": "replace", "path": "/spec/sites/0/groups/0/workers", "value": 1}]
+    a.kubectl.run("patch", "dlj", "digits", "--type=json", f"-p={json.dumps(shrunk)}")
+    eventually("other counts are taken over", lambda: b.site("plant-a").get("workers") == 1)
+    assert a.consistent()[0] == b.consistent()[0] == "True"
+
+
+def _a_killed_operator_is_missed(a: OperatedSite, b: OperatedSite) -> None:
+    b.operator.kill()
+    eventually("it is missed", lambda: a.site("plant-b").get("state") == "Unreachable", within_s=45)
+    assert a.site("plant-b")["readyWorkers"] == 1  # as it said last
+    b.operator.start()
+    eventually("it is heard again", lambda: a.site("plant-b").get("state") != "Unreachable")
+
+
+def test_drift_is_named_at_both_sites(sites: tuple[OperatedSite, OperatedSite]) -> None:
+    a, b = sites
+    for site in sites:
+        site.bundle_file.write_bytes(site.bundle())
+        site.kubectl.apply(manifest())
+    eventually("all is consistent", lambda: {s.consistent()[0] for s in sites} == {"True"})
+    b.kubectl.run("delete", "dlj", "digits")
+    eventually("it is absent", lambda: a.site("plant-b").get("state") == "Absent")
+    b.kubectl.apply(manifest(seed=7))
+    words = (
+        "the manifest of plant-b differs from that of plant-a in trainer.seed;"
+        " apply the same manifest at every site"
+    )
+    said = ("False", "SpecDiffers", words)
+    eventually(
+        "both name the drift",
+        lambda: all(site.consistent() == said for site in sites),
+        within_s=DRIFT_WITHIN_S,
+    )
+    eventually("it is refused", lambda: a.site("plant-b").get("state") == "Refused")
+    eventually("so is the other", lambda: b.site("plant-a").get("state") == "Refused")
+
+    def messages() -> list[str]:
+        events = a.kubectl.get("events", "--field-selector=reason=SpecDiffers")["items"]
+        return [event["message"] for event in events]
+
+    assert eventually("an event says so", messages) == [words]
+    b.kubectl.run("delete", "dlj", "digits")
+    b.kubectl.apply(manifest())
+    eventually("all is well", lambda: {s.consistent()[0] for s in sites} == {"True"})
