@@ -19,7 +19,7 @@ import yaml
 
 from chart import CHART, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
-from dlion_operator.settings import Settings, load_settings
+from dlion_operator.settings import Federation, RemoteSite, Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -233,6 +233,20 @@ def test_nobody_forgets_the_name_of_the_site(helm: Helm) -> None:
 REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "site": (nested("site.name", "a" * 40), "a" * 40),
     "namespaces": (nested("namespaces", ["ml", "edge"]), ("ml", "edge")),
+    "federation": (
+        merged(sites("plant-a", "plant-b"), nested("federation.port", 18446)),
+        Federation(port=18446),
+    ),
+    "sites": (
+        sites("plant-a", "plant-b"),
+        (
+            RemoteSite(
+                name="plant-b",
+                address="plant-b.example:8446",
+                bundle_file="/etc/dlion/trust/plant-b.pem",
+            ),
+        ),
+    ),
     "images.worker": (
         nested("images", {"registry": "r.example/", "worker": {"tag": "1", "digest": DIGEST}}),
         f"r.example/dlion-worker@{DIGEST}",
@@ -319,9 +333,7 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
     assert found.images.worker == "dlion-worker:0.1.0"
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in OTHER if path != "sites" and not path.startswith("monitoring")]
-)
+@pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
 def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
     changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
     assert settings_of(helm, merged(SITE, changed), tmp_path).site
