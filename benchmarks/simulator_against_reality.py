@@ -1,0 +1,158 @@
+"""The same job for real and in virtual time: is the simulator's world this one?
+
+    python benchmarks/simulator_against_reality.py --data ../shared/data/cifar10 [--out DIR]
+    python benchmarks/simulator_against_reality.py ... --set exchange.policy=full
+
+As root, on a quiet machine: `cipher` on CIFAR-10 to 50 % (mean over replicas; `--target`), four
+workers with hard quotas in network namespaces, steps of 0.3 s and more; then `dlion replay` of that
+run, which trains the job anew with real gradients under the capacities and link rates that were
+measured. Without knowledge transfer: who is the best is chance, and one pull is as much as many
+gradients. Printed: both sides' time to the target, step, batches, and bytes of an iteration on each
+link. Bars: time within 20 %, bytes within 5 % on each link. Exit code 1 where one is missed. A run
+that is in `--out` already is replayed, not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import local_runs
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_cli.manifests import apply_set
+from dlion_worker.results.curves import first_time_at, mean_over_replicas
+from dlion_worker.results.events import read_events
+from dlion_worker.results.folder import EVENTS
+from dlion_worker.results.replayed import RunFigures, figures_of
+
+QUOTAS = (0.6, 0.45, 0.25, 0.2)
+MBIT_PER_S = (50, 35, 20, 20)
+GLOBAL_BATCH = 960
+BAR_TIME, BAR_BYTES = 0.20, 0.05
+LEAST_STEP_S = 0.3
+
+ENVIRONMENT: local_runs.Document = {
+    "name": "reality",
+    "workers": [
+        {"cores": cores, "mbitPerS": rate} for cores, rate in zip(QUOTAS, MBIT_PER_S, strict=True)
+    ],
+    "coreScale": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    figures: RunFigures
+    step_s: float
+    """Median over all steps of all workers."""
+    target_s: float | None
+    """From the first step until the mean over replicas was there."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
+    parser.add_argument("--target", type=float, default=0.5, help="accuracy to be timed")
+    parser.add_argument("--seconds", type=float, default=420.0, help="longest time of a run")
+    parser.add_argument("--set", dest="assignments", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=Path("runs/reality"))
+    arguments = parser.parse_args()
+    real, virtual = arguments.out / "real", arguments.out / "virtual"
+    if not (real / "summary.json").exists():
+        with local_runs.started(_job(arguments), ENVIRONMENT, real) as run:
+            run.finish()
+    if not (virtual / "summary.json").exists():
+        command = [sys.executable, "-m", "dlion_cli", "replay", str(real), "--out", str(virtual)]
+        subprocess.run([*command, "--no-report"], check=True)
+    sides = _side(real, arguments.target), _side(virtual, arguments.target)
+    load = os.getloadavg()[0]
+    settings = ", ".join(arguments.assignments) or "as in the script"
+    print(f"\ncommit {local_runs.commit()}, settings {settings}, load average {load:.1f}\n")
+    sys.exit(0 if _print(*sides, arguments.target) else 1)
+
+
+def _job(arguments: argparse.Namespace) -> local_runs.Document:
+    document = local_runs.job(
+        name="reality",
+        workers=len(QUOTAS),
+        data=(arguments.data / "train.tfrecord").resolve(),
+        global_batch=GLOBAL_BATCH,
+        trainer={
+            "dataset": {
+                "format": "tfrecord",
+                "evaluationPath": str((arguments.data / "test.tfrecord").resolve()),
+            },
+            "optimizer": {"learningRate": 0.06, "momentum": 0.9},
+            "evaluation": {"everySamples": 10_000, "maxSamples": 1000},
+            "stop": {"targetAccuracy": arguments.target, "maxSeconds": arguments.seconds},
+        },
+        synchronization={"mode": "synchronous"},
+        exchange={"policy": "dlion"},
+    )
+    changed: local_runs.Document = apply_set(document, tuple(arguments.assignments))
+    return changed
+
+
+def _side(folder: Path, target: float) -> Side:
+    ranks = [Rank(rank) for rank in range(len(QUOTAS))]
+    lines = [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+    began_s = min(line["time_s"] for line in lines if line.get("reason") == "TrainingStarted")
+    seen = [line for line in lines if line["kind"] == "evaluation"]
+    curves = [[(e["time_s"], e["accuracy"]) for e in seen if e["rank"] == rank] for rank in ranks]
+    mean = mean_over_replicas([np.array(curve).reshape(-1, 2) for curve in curves])
+    reached_s = first_time_at(mean, target)
+    return Side(
+        figures_of(read_events(folder / EVENTS), ranks),
+        statistics.median(line["wall_s"] for line in lines if line["kind"] == "step"),
+        None if reached_s is None else reached_s - began_s,
+    )
+
+
+def _print(real: Side, virtual: Side, target: float) -> bool:
+    """Both sides' figures; whether the bars were met."""
+    print("| figure | real | simulated | simulated / real |\n|---|---|---|---|")
+    ratio = _row(f"time to {target:.0%}, s", real.target_s, virtual.target_s)
+    _row("step (median), s", real.step_s, virtual.step_s)
+    _row("iterations/s", real.figures.steps_per_s, virtual.figures.steps_per_s)
+    for rank, batch in real.figures.batch.items():
+        _row(f"batch of worker {rank}", batch, virtual.figures.batch.get(rank))
+    ratios = {
+        link: _row(
+            f"kB an iteration, {link[0]} to {link[1]}",
+            sent / 1000,
+            virtual.figures.bytes_per_step.get(link, 0.0) / 1000,
+        )
+        for link, sent in sorted(real.figures.bytes_per_step.items())
+    }
+    is_in_time = ratio is not None and abs(ratio - 1) <= BAR_TIME
+    off = [link for link, one in ratios.items() if one is None or abs(one - 1) > BAR_BYTES]
+    print(f"\nbar: time to {target:.0%} within {BAR_TIME:.0%}: {'met' if is_in_time else 'MISSED'}")
+    print(
+        f"bar: bytes of {len(ratios)} links within {BAR_BYTES:.0%}: "
+        f"{'met' if not off else f'MISSED on {len(off)}'}"
+    )
+    long_enough = real.step_s >= LEAST_STEP_S
+    if not long_enough:
+        print(f"not judged: steps of {real.step_s:.2f} s; the bars are for {LEAST_STEP_S} and more")
+    return is_in_time and not off and long_enough
+
+
+def _row(name: str, real: float | None, virtual: float | None) -> float | None:
+    ratio = virtual / real if real and virtual is not None else None
+    cells = ["-" if value is None else f"{value:.3g}" for value in (real, virtual)]
+    print(f"| {name} | {cells[0]} | {cells[1]} | {'-' if ratio is None else f'{ratio:.3f}'} |")
+    return ratio
+
+
+if __name__ == "__main__":
+    main()
