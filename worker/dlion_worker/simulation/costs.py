@@ -25,10 +25,13 @@ class StepCosts:
         """Core seconds of computing, over so many samples."""
         return self.fixed_core_s + batch_size * self.per_sample_core_s
 
+    def exchange_s(self, exchanged_bytes: int) -> float:
+        """Core seconds of a step's exchange, of so many bytes."""
+        return self.exchange_core_s + exchanged_bytes * self.exchange_core_s_per_byte
+
     def step_core_s(self, batch_size: int, exchanged_bytes: int) -> float:
-        """The exchange's with them."""
-        exchange_s = self.exchange_core_s + exchanged_bytes * self.exchange_core_s_per_byte
-        return self.core_s(batch_size) + exchange_s
+        """Of both."""
+        return self.core_s(batch_size) + self.exchange_s(exchanged_bytes)
 
     def computing_fraction(self, batch_size: int, exchanged_bytes: int) -> float:
         """Of a step's time and CPU, what is computing."""

@@ -332,6 +332,10 @@ class VirtualWorker:
         for link in self.parts.links.values():
             if worth_telling(delivery := link.take_delivery()):
                 director.handle(delivery, now_s)
+        costs = self.parts.costs
+        compute_cpu_s = cpu_s * self._computing_fraction
+        if costs.exchange_core_s_per_byte:  # what is paid in the next step is known now
+            cpu_s = compute_cpu_s + costs.exchange_s(self._exchanged_bytes)
         director.handle(
             StepTiming(
                 iteration=self.progress.iteration,
@@ -339,11 +343,9 @@ class VirtualWorker:
                 compute_s=self._computed_s,
                 wall_s=wall_s,
                 cpu_s=cpu_s,
-                compute_cpu_s=cpu_s * self._computing_fraction,
+                compute_cpu_s=compute_cpu_s,
                 waited_s=waited_s,
-                exchanged_bytes=self._charged_bytes
-                if self.parts.costs.exchange_core_s_per_byte
-                else None,
+                exchanged_bytes=self._exchanged_bytes if costs.exchange_core_s_per_byte else None,
                 norms=self._norms.take(),
             ),
             now_s,
