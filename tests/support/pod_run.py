@@ -34,11 +34,13 @@ LONG_S = 120.0
 class PodRun:
     """One run at one site, whose pods come and go."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], *, subnet: int) -> None:
-        """`subnet` keeps the addresses of tests that run side by side apart."""
+    def __init__(
+        self, folder: Path, document: dict[str, Any], *, subnet: int, site: str = ""
+    ) -> None:
+        """`subnet` keeps the addresses of tests that run side by side apart. `site`: the first."""
         self.folder = folder
         self.job: Job = load_job(document).with_room_to_grow()
-        self.site = SiteName(self.job.spec.sites[0].name)
+        self.site = SiteName(site or self.job.spec.sites[0].name)
         self._subnet = subnet
         self.tokens = Tokens()
         is_open = self.job.spec.tls.mode == "Disabled"

@@ -1,0 +1,95 @@
+"""Facts: workers of two sites, each with a coordinator, an authority and a keeper of its own, train
+together in lock step over links that each site's own authority vouches for, though one of them
+began before it knew the other site's bundle; while both operators are away they train on, and go on
+with them when these start anew; a stop that one site's coordinator decides ends the run at both.
+Real workers, as in pods, and real federation, on loopback.
+
+Left out: Kubernetes (tests/cluster), who is told what (test_federated_runs), other faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlion_operator.settings import RemoteSite
+from federated_pods import SitePods
+from local_run import hashes, job_document
+from operator_process import free_ports
+
+NAMES = ("plant-a", "plant-b")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[tuple[SitePods, SitePods]]:
+    """Two sites with a worker each; neither knows the other's bundle."""
+    document = job_document(
+        dict.fromkeys(NAMES, 1), trainer={"stop": {"maxSteps": 10**6}}, runId="r1"
+    )
+    ports = dict(zip(NAMES, free_ports(2), strict=True))
+    made = []
+    try:
+        for subnet, name in enumerate(NAMES, 21):
+            (folder := tmp_path / name).mkdir()
+            others = tuple(
+                RemoteSite(
+                    name=other,
+                    address=f"127.0.0.1:{ports[other]}",
+                    bundle_file=str(tmp_path / f"{other}.pem"),
+                )
+                for other in NAMES
+                if other != name
+            )
+            made.append(
+                SitePods(
+                    folder,
+                    document,
+                    site=name,
+                    subnet=subnet,
+                    federation_port=ports[name],
+                    others=others,
+                )
+            )
+        yield made[0], made[1]
+    finally:
+        for site in made:
+            site.close()
+
+
+@pytest.mark.timeout(300)
+def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Path) -> None:
+    a, b = sites
+    a.start_keeper()
+    a.start_worker(0)
+    a.wait_until(lambda: a.operator.view(a.job).ready.get(a.site), "its worker has joined")
+    for site in sites:
+        (tmp_path / f"{site.site}.pem").write_bytes(site.bundle_pem())
+    b.start_keeper()
+    b.start_worker(1)
+    a.wait_until(lambda: len(a.steps(0)) > 5 and len(b.steps(1)) > 5, "both train")
+
+    for site in sites:
+        site.operator.close()
+    for site in sites:
+        site.start_coordinator()
+    before = len(a.steps(0)), len(b.steps(1))
+    a.wait_until(
+        lambda: len(a.steps(0)) > before[0] + 5 and len(b.steps(1)) > before[1] + 5, "they go on"
+    )
+    a.wait_until(
+        lambda: all(s.operator.view(s.job).ready == dict.fromkeys(NAMES, 1) for s in sites),
+        "both operators see both sites",
+    )
+    a.operator.stop(a.job, "enough")
+    assert a.wait("trainer-0") == b.wait("trainer-1") == 0, a.story() + b.story()
+    steps = a.steps(0) + b.steps(1)
+    made = [(step.rank, step.iteration) for step in steps]
+    assert len(made) == len(set(made))
+    for rank in (0, 1):
+        iterations = [iteration for each, iteration in made if each == rank]
+        assert iterations == list(range(1, len(iterations) + 1))
+    both = [set(by_rank.values()) for by_rank in hashes(steps).values() if len(by_rank) == 2]
+    assert len(both) > 10
+    assert {len(different) for different in both} == {1}  # equal weights at both sites, always

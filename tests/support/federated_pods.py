@@ -1,0 +1,138 @@
+"""A site of a run over several sites, as its pods make it, on loopback: coordinator and federation
+as its operator has them, in a thread; keeper and workers as `pod_run` has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dlion_api.spec import Job
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.federation.node import FederationNode
+from dlion_operator.observed import RunView
+from dlion_operator.settings import RemoteSite
+from dlion_operator.site_runs import SiteRuns
+from pod_run import PodRun
+
+
+class OperatorThread:
+    """What of a site's operator its workers and the other sites meet."""
+
+    def __init__(
+        self, authority: Authority, tokens: Tokens, listen_address: str, federation_address: str
+    ) -> None:
+        self._authority = authority
+        self._server = CoordinatorServer(listen_address, authority)
+        self._federation_address = federation_address
+        self._runs = SiteRuns(
+            self._server, authority=authority, tokens=tokens, trigger=lambda _: None
+        )
+        self._parts = AsyncExitStack()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="operator")
+        self._thread.start()
+
+    @property
+    def authority_pem(self) -> bytes:
+        """What pods are told to trust it by."""
+        return self._server.authority_pem
+
+    def start(self, job: Job, others: tuple[RemoteSite, ...]) -> int:
+        """Serves that run, and tells these sites; the coordinator's port."""
+        return self._do(self._start(job, others))
+
+    def stop(self, job: Job, reason: str) -> None:
+        """This site's workers are to end the run."""
+
+        async def say() -> None:
+            self._runs.stop(job.key, reason)
+
+        self._do(say())
+
+    def view(self, job: Job) -> RunView:
+        """What it knows of the run."""
+
+        async def look() -> RunView:
+            view = self._runs.view(job.key)
+            assert view is not None
+            return view
+
+        found: RunView = self._do(look())
+        return found
+
+    def close(self) -> None:
+        """As when its process is killed; may be called twice."""
+        if self._thread.is_alive():
+            self._do(self._parts.aclose())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _start(self, job: Job, others: tuple[RemoteSite, ...]) -> int:
+        port = await self._server.start()
+        self._parts.push_async_callback(self._server.shut_down)
+        node = FederationNode(
+            self._authority,
+            others,
+            certificate_life=timedelta(hours=1),
+            reports=self._runs.reports,
+            on_news=self._runs.hear,
+            on_bundles=self._server.trust,
+        )
+        self._parts.push_async_callback(node.close)
+        await node.start(self._federation_address)
+        self._runs.federate(node)
+        self._runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0)
+        return port
+
+    def _do(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+
+
+class SitePods(PodRun):
+    """One site of several."""
+
+    operator: OperatorThread
+
+    def __init__(
+        self,
+        folder: Path,
+        document: dict[str, Any],
+        *,
+        site: str,
+        subnet: int,
+        federation_port: int,
+        others: tuple[RemoteSite, ...],
+    ) -> None:
+        self._federation_address = f"127.0.0.1:{federation_port}"
+        self._others = others
+        super().__init__(folder, document, subnet=subnet, site=site)
+
+    def start_coordinator(self) -> None:
+        """A new life of the operator, on the ports of the one before."""
+        self.operator = OperatorThread(
+            self.authorities[self.site],
+            self.tokens,
+            f"{self.address(100)}:{self.coordinator_port}",
+            self._federation_address,
+        )
+        self.coordinator = self.operator  # type: ignore[assignment]  # pods need no more of it
+        self.coordinator_port = self.operator.start(self.job, self._others)
+
+    def bundle_pem(self) -> bytes:
+        """What other sites are to trust this one by."""
+        return self.authorities[self.site].bundle_pem
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.operator.close()
