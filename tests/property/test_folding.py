@@ -352,7 +352,7 @@ def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
         build(job_spec, Rank(0), layout, [Rank(0), Rank(1)], grows=True),
         replica,
         rank=Rank(0),
-        ranks=None,
+        ranks=range(999),
         size=layout.size,
         coding="float32",
         least_samples=1,
@@ -363,6 +363,8 @@ def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
     held = Message(MessageKind.HELD, 1, payload=encode_held({newcomer: 9, Rank(3): 5}))
     assert machine.handle(MessageArrived(newcomer, held)) == []
     assert machine.held == {newcomer: 9, Rank(3): 5}
-    absurd = Message(MessageKind.HELD, 1, payload=struct.pack("<I", 2**31))
-    (refused,) = machine.handle(MessageArrived(newcomer, absurd))
-    assert isinstance(refused, Refuse)
+    for absurd in (struct.pack("<I", 2**31), encode_held({Rank(999): 1})):
+        message = Message(MessageKind.HELD, 1, payload=absurd)
+        (refused,) = machine.handle(MessageArrived(newcomer, message))
+        assert isinstance(refused, Refuse)
+    assert machine.held == {newcomer: 9, Rank(3): 5}

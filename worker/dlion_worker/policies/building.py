@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dlion_api.spec.bounds import MOST_WORKERS
 from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
@@ -139,12 +140,17 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
         machine,
         context.replica,
         rank=context.rank,
-        ranks=None if context.grows else context.ranks,
+        ranks=range(_most_ranks(context.spec)) if context.grows else frozenset(context.ranks),
         size=context.layout.size,
         coding=context.coding,
         least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
         slack=context.synchronizer().rule.slack,
     )
+
+
+def _most_ranks(spec: Spec) -> int:
+    """Of a job whose groups may grow, by `dlion_api.spec.ranks`."""
+    return MOST_WORKERS * sum(len(site.groups) for site in spec.sites)
 
 
 def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:

@@ -60,9 +60,6 @@ _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<IQ")
 _MOST_SAMPLES = 2**53
-MOST_WORKERS = 100_000
-"""Of whom a peer may speak where it is not known who will take part."""
-
 LARGEST_LEAP = 1_000_000
 """Iterations: a peer that says that it is further ahead is not followed."""
 
@@ -84,11 +81,9 @@ def encode_held(held: Mapping[Rank, int]) -> bytes:
     return b"".join((_COUNT.pack(len(held)), *entries))
 
 
-def decode_held(
-    payload: bytes | memoryview, ranks: Collection[Rank] | None
-) -> tuple[Held, memoryview]:
+def decode_held(payload: bytes | memoryview, ranks: Collection[int]) -> tuple[Held, memoryview]:
     """What some weights hold, and what stands behind that in the payload. `ranks`: of whom it may
-    speak; None: of anybody.
+    speak.
 
     Raises:
         ContractError: it is cut short, or names unknown workers or absurd counts.
@@ -96,8 +91,8 @@ def decode_held(
     whole = memoryview(payload)
     try:
         (count,) = _COUNT.unpack_from(whole)
-        if count > (most := MOST_WORKERS if ranks is None else len(ranks)):
-            raise ContractError(f"samples of {count} workers; allowed: at most {most}")
+        if count > len(ranks):
+            raise ContractError(f"samples of {count} workers; allowed: at most {len(ranks)}")
         end = _COUNT.size + count * _ENTRY.size
         entries = list(_ENTRY.iter_unpack(whole[_COUNT.size : end]))
     except struct.error as error:
@@ -105,8 +100,8 @@ def decode_held(
     held = {Rank(rank): samples for rank, samples in entries}
     if len(entries) < count or len(held) < count:
         raise ContractError("samples that weights hold, cut short or of one worker twice")
-    if ranks is not None and (unknown := sorted(set(held) - set(ranks))):
-        raise ContractError(f"samples of worker {unknown[0]}; allowed: {sorted(ranks)}")
+    if unknown := [rank for rank in held if rank not in ranks]:
+        raise ContractError(f"samples of worker {unknown[0]}: none of this run's")
     if max(held.values(), default=0) > _MOST_SAMPLES:
         raise ContractError(f"{max(held.values())} samples; allowed: {_MOST_SAMPLES}")
     return held, whole[end:]
@@ -121,19 +116,18 @@ class FoldingMachine:
         replica: ReplicaView,
         *,
         rank: Rank,
-        ranks: Collection[Rank] | None,
+        ranks: Collection[int],
         size: int,
         coding: AnyCoding,
         least_samples: int,
         slack: int | None,
     ) -> None:
-        """`ranks` are all that may ever take part, None: whom the exchange knows. `size` is D, and
-        weights are sent in `coding`. `slack`: how far a peer may be behind without being waited
-        for; None: any."""
+        """`ranks` are all that may ever take part; `size` is D, and weights are sent in `coding`.
+        `slack`: how far a peer may be behind without being waited for; None: any."""
         self._machine = machine
         self._replica = replica
         self._rank = rank
-        self._ranks = None if ranks is None else frozenset(ranks)
+        self._ranks = ranks
         self._size = size
         self._coding = coding
         self._least_samples = least_samples
@@ -278,7 +272,7 @@ class FoldingMachine:
     # ---- messages ------------------------------------------------------------------------------
 
     def _taken(self, sender: Rank, message: Message) -> list[Instruction]:
-        if sender == self._rank or not (self._ranks is None or sender in self._ranks):
+        if sender == self._rank or sender not in self._ranks:
             return [Refuse(sender, f"{message.kind.name} from worker {sender}: not of this run")]
         try:
             match message.kind:
