@@ -108,10 +108,11 @@ class Sidecar:
 
     def _take(self, record: TrainerRecord) -> None:
         self._issue(self._director.handle(record, time.monotonic()))
+        if isinstance(record, Peers):
+            self._trust = record.trust
         if self._caller is None:
             return
         if isinstance(record, Peers):
-            self._trust = record.trust
             self._caller.set_peers(self._director.peers())
         self._tell_news()
 
