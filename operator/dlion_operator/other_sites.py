@@ -14,7 +14,7 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.federation.drift import differences
-from dlion_operator.federation.reports import RunReport, SpecPrint
+from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView
 
@@ -85,6 +85,43 @@ def drift(
     }
     found = differences({**prints, own: spec_print})
     return f"{'; '.join(map(str, found))}; {DRIFT_ADVICE}" if found else ""
+
+
+def believed(
+    job: Job, own: SiteName, reports: Mapping[SiteName, RunReport]
+) -> dict[SiteName, RunReport]:
+    """What may be acted on: sites that the manifest here names, and of each its own workers."""
+    named = {site.name for site in job.spec.sites} - {own}
+    return {
+        site: replace(report, workers=_own_workers(job, report.workers))
+        for site, report in reports.items()
+        if site in named
+    }
+
+
+def _own_workers(job: Job, told: SiteWorkers) -> SiteWorkers:
+    """Those whose rank is theirs, and what was said of them."""
+    members = tuple(each for each in told.members if _is_place(job, each.identity))
+    ranks = {member.identity.rank for member in members}
+    return replace(
+        told,
+        wanted=tuple(each for each in told.wanted if _is_place(job, each)),
+        members=members,
+        accuracies={rank: each for rank, each in told.accuracies.items() if rank in ranks},
+    )
+
+
+def _is_place(job: Job, worker: WorkerIdentity) -> bool:
+    """Whether the manifest has such a group, and that rank in it. Counted ranks follow the counts
+    of all sites, which need not be the same everywhere at once: there no other is held."""
+    if job.may_grow:
+        try:
+            return job.worker_at(worker.site, worker.group, worker.index) == worker
+        except LookupError:
+            return False
+    groups = {(s.name, group.name) for s in job.spec.sites for group in s.groups}
+    owner = {each.rank: each.site for each in job.workers()}.get(worker.rank, worker.site)
+    return (worker.site, worker.group) in groups and owner == worker.site
 
 
 def workers_of_all(

@@ -7,6 +7,7 @@ whole job can judge. Its methods are called in the operator's event loop.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, S
 from dlion_operator.observed import KNOWN_AFTER_S, RunView
 from dlion_operator.other_sites import (
     Neighbours,
+    believed,
     drift,
     members_elsewhere,
     remote_views,
@@ -90,7 +92,7 @@ class SiteRuns:
             return
         self._close_but(key, key.namespace, key.name)
         spec_print = SpecPrint.of(job)
-        everybody = workers_of_all(workers, self._authority.site, spec_print, self._reports_of(key))
+        everybody = workers_of_all(workers, self._authority.site, spec_print, self._reports_of(job))
         ranks = [worker.rank for worker in everybody]
         target = TargetWatch(job.spec.trainer.stop.target_accuracy, ranks)
         self._served[key] = _Served(
@@ -139,7 +141,7 @@ class SiteRuns:
     def _rescale(self, run: JobKey) -> None:
         """Takes over another count of workers in mid-run."""
         served = self._served[run]
-        reports = self._reports_of(run)
+        reports = self._reports_of(served.job)
         everybody = workers_of_all(served.wanted, self._authority.site, served.spec_print, reports)
         if served.workers == everybody:
             return
@@ -155,7 +157,7 @@ class SiteRuns:
         if served is None:
             return
         self._rescale(run)
-        reports, membership = self._reports_of(run), self._server.membership(run)
+        reports, membership = self._reports_of(served.job), self._server.membership(run)
         self._server.tell_others(
             run, members_elsewhere(self._authority.site, served.spec_print, reports, membership)
         )
@@ -179,11 +181,17 @@ class SiteRuns:
             settled=time.monotonic() - served.opened_s >= KNOWN_AFTER_S,
             accuracies=accuracies,
         )
-        figures = Figures(progress.training, progress.iteration(), progress.samples_per_s())
+        rate = progress.samples_per_s()
+        figures = Figures(
+            progress.training, progress.iteration(), rate if math.isfinite(rate) else 0.0
+        )
         return RunReport(served.spec_print, workers, figures)
 
-    def _reports_of(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        return {} if self._neighbours is None else self._neighbours.reports(run)
+    def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
+        """What other sites say of that run, as far as it is theirs to say."""
+        if self._neighbours is None:
+            return {}
+        return believed(job, self._authority.site, self._neighbours.reports(job.key))
 
     def _stop_if(self, run: JobKey, reason: str | None) -> None:
         if reason:

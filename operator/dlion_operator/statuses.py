@@ -19,6 +19,8 @@ TELEMETRY = (
 """Fields that change all the time while a job trains."""
 HEARD_TO_WITHIN = timedelta(seconds=60)
 
+KNOWS_NO_OTHERS = "this operator is told of no other sites; name them in the chart's values (sites)"
+
 
 def bare_status(finding: Finding, seen: Observed) -> dict[str, Any]:
     """The status of a job that has no run here."""
@@ -115,6 +117,7 @@ def _site(name: str, run: Run, view: RunView, seen: Observed) -> SiteStatus:
             state="Ready" if ready >= workers else "Unreachable",
             workers=workers,
             ready_workers=ready,
+            message="" if ready >= workers else KNOWS_NO_OTHERS,
         )
     return SiteStatus(
         name=name,

@@ -44,7 +44,8 @@ class TargetWatch:
         """Why the run is over, once the mean over all replicas has reached the target."""
         if record.final:
             return None
-        self._accuracy[record.rank] = record.accuracy
+        if 0.0 <= record.accuracy <= 1.0:  # a program's own metric may be anything, NaN too
+            self._accuracy[record.rank] = record.accuracy
         return self._reached()
 
     def _reached(self) -> str | None:

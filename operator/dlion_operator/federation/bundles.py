@@ -55,9 +55,10 @@ def _bundle(path: Path, now: datetime) -> bytes:
     advice = "; put there what `dlion trust show` says at that site"
     try:
         certificates = x509.load_pem_x509_certificates(content)
-    except ValueError as error:
+        are_authorities = all(map(_is_authority, certificates))
+    except Exception as error:  # what cryptography raises for odd certificates has no common class
         raise ContractError(f"bundle {path} holds no certificates (PEM){advice}") from error
-    if not all(map(_is_authority, certificates)):
+    if not are_authorities:
         raise ContractError(f"bundle {path} holds a certificate of no authority{advice}")
     ends = max(each.not_valid_after_utc for each in certificates)
     if now >= ends:
@@ -68,7 +69,7 @@ def _bundle(path: Path, now: datetime) -> bytes:
 def _is_authority(certificate: x509.Certificate) -> bool:
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    except (x509.ExtensionNotFound, ValueError):
+    except x509.ExtensionNotFound:
         return False
     return constraints.value.ca
 

@@ -84,6 +84,9 @@ class Dialler:
                 problem = _in_words(error.code(), error.details())
             except (ContractError, TimeoutError, OSError) as error:
                 problem = str(error) or f"no answer within {ANSWER_WITHIN_S:g} s"
+            except Exception:  # noqa: BLE001 - one site's words must not end the stream for good
+                _LOG.exception("site %s is told nothing; tried again", self.site)
+                problem = "a defect here; this operator's log has it"
             attempts = 0 if self.connected else attempts + 1
             self._failed(problem)
             await self._pause(min(LONGEST_WAIT_S, backoff_s(attempts)))

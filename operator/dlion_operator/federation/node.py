@@ -127,13 +127,19 @@ class FederationNode:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            self._current = self._ask()
+            try:
+                self._current = self._ask()
+            except Exception:  # noqa: BLE001 - one run's defect must not silence this site
+                _LOG.exception("other sites are told of no change; tried again")
 
     async def _keep_current(self) -> None:
         while True:
             await asyncio.sleep(BUNDLES_EVERY_S)
-            self._reload()
-            self.credentials.renew()
+            try:
+                self._reload()
+                self.credentials.renew()
+            except Exception:  # noqa: BLE001 - without its rounds trust would run out
+                _LOG.exception("bundles and certificate stay as they are; tried again")
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

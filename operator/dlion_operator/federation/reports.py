@@ -121,12 +121,14 @@ def _text(value: Any) -> str:
 
 
 def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:FIELD_HASH_BYTES]
+    return hashlib.sha256(text.encode(errors="replace")).digest()[:FIELD_HASH_BYTES]
 
 
 def _bounded(path: str) -> str:
-    encoded = path.encode()
-    if len(encoded) <= MAX_PATH_BYTES:
+    """The path, if it is short and can be shown; else as much of it as can be, and its hash."""
+    encoded = path.encode(errors="replace")
+    if len(encoded) <= MAX_PATH_BYTES and path.isprintable():
         return path
-    kept = encoded[: MAX_PATH_BYTES - 20].decode(errors="ignore")
+    shown = "".join(each if each.isprintable() else "?" for each in encoded.decode())
+    kept = shown.encode()[: MAX_PATH_BYTES - 20].decode(errors="ignore")
     return f"{kept}~{_hash(path).hex()}"

@@ -115,16 +115,18 @@ class Federation:
             return (Refuse(RefusalReason.REPLACED, "a newer stream has taken this one's place"),)
         site = self._sites[name]
         site.heard_s = event.now_s
+        told: tuple[Instruction, ...] = ()
         match event.statement:
             case Said() as said:
-                return self._said(site, said, event.stream)
+                told = self._said(site, said, event.stream)
             case SaidGone(run):
-                return self._gone(site, [run])
+                told = self._gone(site, [run])
             case Beat():
-                if event.now_s - site.greeted_s < GONE_AFTER_S:
-                    return ()
-                unnamed = [run for run in site.reports if site.named[run] != event.stream]
-                return self._gone(site, unnamed)
+                pass
+        if event.now_s - site.greeted_s < GONE_AFTER_S:
+            return told
+        unnamed = [run for run in site.reports if site.named[run] != event.stream]
+        return told + self._gone(site, unnamed)
 
     def _said(self, site: _Site, said: Said, stream: int) -> tuple[Instruction, ...]:
         before = site.reports.get(said.run)

@@ -31,6 +31,13 @@ def test_who_never_comes_back_is_not_waited_for_and_does_not_count() -> None:
     assert watch.left(Rank(0)) is None
 
 
+def test_what_is_no_accuracy_does_not_count() -> None:
+    watch = TargetWatch(0.5, [Rank(0)])
+    for wrong in (float("nan"), float("inf"), 2.0, -1.0):
+        assert watch.take(evaluation(0, wrong)) is None
+    assert watch.accuracies == {}
+
+
 def test_without_a_target_nothing_is_reached() -> None:
     watch = TargetWatch(None, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 1.0)) is None

@@ -8,6 +8,7 @@ Left out: what a new bundle does to streams (tests/local/test_federation.py).
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ def test_a_bundle_is_read_again(tmp_path: Path) -> None:
     assert bundles.pems == {B: successor}
 
 
+def odd_version(pem: bytes) -> bytes:
+    """That certificate, of a version that X.509 does not have."""
+    der = bytearray(ssl.PEM_cert_to_DER_cert(pem.decode()))
+    at = der.index(bytes.fromhex("a003020102"))
+    der[at + 4] = 7
+    return ssl.DER_cert_to_PEM_cert(bytes(der)).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -58,6 +67,7 @@ def test_a_bundle_is_read_again(tmp_path: Path) -> None:
         ),
         (AUTHORITY.to_keep().key_pem, "holds no certificates"),
         (AUTHORITY.operator_identity().certificate_chain_pem, "certificate of no authority"),
+        (odd_version(AUTHORITY.bundle_pem), "holds no certificates"),
         (b"x" * (MAX_BUNDLE_BYTES + 1), "is longer than"),
         (
             Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,

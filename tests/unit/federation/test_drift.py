@@ -112,3 +112,10 @@ def test_paths_are_bounded_and_stay_apart() -> None:
     paths = [p for p in printed(("exchange", exchange)).fields if "kkk" in p]
     assert len(paths) == 2
     assert all(len(path.encode()) <= MAX_PATH_BYTES for path in paths)
+
+
+def test_a_path_that_cannot_be_shown_is_one_that_another_site_takes() -> None:
+    exchange = {"policy": "mine", "parameters": {"odd\u00a0key": 1, "odd\u2007key": 1}}
+    paths = [p for p in printed(("exchange", exchange)).fields if "odd" in p]
+    assert len(paths) == 2
+    assert all(path.isprintable() for path in paths)

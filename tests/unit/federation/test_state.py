@@ -126,6 +126,19 @@ def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
     assert state.reports(OTHER)
 
 
+def test_it_is_gone_too_where_the_site_always_has_something_new_to_say() -> None:
+    state = federation()
+    say(state, whole(REPORT))
+    say(state, whole(REPORT, OTHER))
+    state.handle(Greeted(2, B, A, 100.0))
+    say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
+    figures = Said(OTHER, figures=Figures(training=True, iteration=9))
+    told = state.handle(Told(2, figures, 100.0 + GONE_AFTER_S))
+    assert told == (News(OTHER), News(JOB))
+    assert set(state.reports(OTHER)) == {B}
+    assert state.reports(JOB) == {}
+
+
 def test_an_operator_that_starts_anew_takes_nobody_away_until_it_has_heard_of_all() -> None:
     state = federation()
     both = SiteWorkers(

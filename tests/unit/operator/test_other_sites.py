@@ -15,9 +15,9 @@ from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_operator.decisions import Decision
-from dlion_operator.federation.reports import RunReport, SpecPrint
+from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.other_sites import drift, members_elsewhere, workers_of_all
+from dlion_operator.other_sites import believed, drift, members_elsewhere, workers_of_all
 from dlion_operator.patching import is_telemetry, merge_patch
 from federated import JOB, member, report, worker
 from operator_world import World, dlion_job, ready_reason, truths
@@ -166,6 +166,26 @@ def test_workers_are_as_their_own_sites_say() -> None:
     assert workers_of_all((own, listed), A, OWN, other) == (own, listed)
     thief = {B: told(B, replace(listed, rank=Rank(0)))}
     assert workers_of_all((own, listed), A, OWN, thief) == (own,)
+
+
+def test_a_site_is_believed_of_its_own_workers_alone() -> None:
+    sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B)]
+    job = load_job(dlion_job(sites=sites))
+    for mode, right_rank in ((job.with_counted_ranks(), 1), (job.with_room_to_grow(), 1)):
+        right, stolen = member(B, right_rank), member(B, 0, incarnation=2**40)
+        unknown = replace(right, identity=replace(right.identity, group="other"))
+        workers = SiteWorkers(
+            tuple(each.identity for each in (right, stolen, unknown)),
+            (right, stolen, unknown),
+            settled=True,
+            accuracies={Rank(0): 1.0, Rank(right_rank): 0.5},
+        )
+        said = replace(told(B), workers=workers)
+        found = believed(mode, A, {A: said, B: said, C: said})
+        assert set(found) == {B}
+        assert found[B].workers.wanted == (right.identity,)
+        assert found[B].workers.members == (right,)
+        assert found[B].workers.accuracies == {Rank(right_rank): 0.5}
 
 
 def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
