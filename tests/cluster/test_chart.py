@@ -77,7 +77,7 @@ def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
     for line in helm.run("list", "-A", "--no-headers").splitlines():
         name, namespace = line.split()[:2]
         helm.run("uninstall", name, "-n", namespace)
-    kubectl.run("delete", "crd", CRD, "--ignore-not-found")
+    kubectl.run("delete", "crd", CRD, "--ignore-not-found", timeout_s=180)
 
 
 def install(helm: Helm, name: str, values: dict[str, Any], *more: str) -> str:
