@@ -76,6 +76,16 @@ def helm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return Helm(program, tmp_path_factory.mktemp("helm"), site.kubectl)
 
 
+def install(helm: Helm, site: Site, values: dict[str, Any]) -> None:
+    """Install the chart, or change what is installed; the operator runs when this is through."""
+    try:
+        helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, "--wait",
+                 "--timeout", "100s", values=values)  # fmt: skip
+    except UnavailableError as error:
+        kubectl = replace(site.kubectl, namespace=NAMESPACE)
+        pytest.fail(f"{error}\n{kubectl.run('logs', 'deployment/dlion-operator')[-4000:]}")
+
+
 def state_of(kubectl: Kubectl, name: str) -> str:
     """What the operator says of a job."""
     return str(kubectl.get("dlionjob", name).get("status", {}).get("state", ""))
@@ -88,12 +98,7 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     chosen = values | {"namespaces": namespaces}
     log = site.control_plane.audit_log
     before = len(asked_by(ACCOUNT, log))
-    try:
-        helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, "--wait",
-                 "--timeout", "100s", values=chosen)  # fmt: skip
-    except UnavailableError as error:
-        kubectl = replace(site.kubectl, namespace=NAMESPACE)
-        pytest.fail(f"{error}\n{kubectl.run('logs', 'deployment/dlion-operator')[-4000:]}")
+    install(helm, site, chosen)
     assert "Succeeded" in helm.run("test", "dlion", "-n", NAMESPACE)
     kubectl = replace(site.kubectl, namespace="ml")
     name = f"job-{len(namespaces)}"
@@ -111,8 +116,10 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     kubectl.run("delete", "dlionjob", name)
 
 
-def test_what_the_operator_tells_of_itself_is_documented(helm: Helm, site: Site) -> None:
-    assert helm
+def test_what_the_operator_tells_of_itself_is_documented(
+    helm: Helm, site: Site, values: dict[str, Any]
+) -> None:
+    install(helm, site, values)
     where = f"/api/v1/namespaces/{NAMESPACE}/services/dlion-operator:metrics/proxy/metrics"
     text = site.kubectl.run("get", "--raw", where)
     told = set(re.findall(r"^# TYPE (dlion_\w+?)(?:_created)? ", text, re.MULTILINE))

@@ -79,10 +79,9 @@ def groups_of(name: str) -> list[Path]:
 def processes_in(folders: list[Path]) -> set[int]:
     """Every process in these groups and in those below them."""
     found: set[int] = set()
-    for folder in folders:
-        for path in (folder / "cgroup.procs", *folder.rglob("cgroup.procs")):
-            with contextlib.suppress(OSError):  # a group that goes while we look
-                found |= {int(line) for line in path.read_text().split()}
+    for group in _with_those_below(folders):
+        with contextlib.suppress(OSError):  # a group that goes while we look
+            found |= {int(line) for line in (group / "cgroup.procs").read_text().split()}
     return found - {0}
 
 
@@ -92,8 +91,7 @@ def kill_all(folders: list[Path]) -> None:
     while pids := processes_in(folders):
         if time.monotonic() > deadline_s:
             raise UnavailableError(f"processes stay after SIGKILL: {sorted(pids)}")
-        for folder in folders:
-            _thaw(folder)
+        _thaw(folders)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -102,10 +100,14 @@ def kill_all(folders: list[Path]) -> None:
 
 def remove_all(folders: list[Path]) -> None:
     """Remove empty groups, the innermost first. Raises: OSError where one stays busy."""
-    for folder in folders:
-        below = sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts))
-        for path in (*below, folder):
-            _remove(path)
+    for path in sorted(_with_those_below(folders), key=lambda p: -len(p.parts)):
+        _remove(path)
+
+
+def _with_those_below(folders: list[Path]) -> list[Path]:
+    """These groups and all below them. Whoever ends in a group may take it away while we look, and
+    `os.walk`, unlike `Path.rglob` before Python 3.13, goes on then."""
+    return [Path(name) for folder in folders for name, _, _ in os.walk(folder)]
 
 
 def _remove(path: Path) -> None:
@@ -136,8 +138,8 @@ def _prepare(folder: Path) -> None:
             control.write_text(f"+{controller}")
 
 
-def _thaw(folder: Path) -> None:
-    for name, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-        for path in (folder / name, *folder.rglob(name)):
+def _thaw(folders: list[Path]) -> None:
+    for group in _with_those_below(folders):
+        for name, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             with contextlib.suppress(OSError):
-                path.write_text(running)
+                (group / name).write_text(running)

@@ -12,6 +12,8 @@ import io
 import json
 import stat
 import tarfile
+import threading
+import time
 from ipaddress import ip_address, ip_network
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from cryptography import x509
 from dlion_api.errors import UnavailableError
 from testbed.certificates import Authority
 from testbed.existing import CONTEXT, KUBECONFIG, existing_cluster
+from testbed.groups import processes_in
 from testbed.images import Image
 from testbed.layout import MOST_NODES, MOST_SITES, Layout
 
@@ -121,3 +124,32 @@ def test_a_current_context_is_never_taken_for_the_one_that_was_meant(tmp_path: P
 def test_no_variable_means_no_cluster_whatever_else_the_user_has_set(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, "kind-a")
     assert existing_cluster({"KUBECONFIG": str(path), "HOME": str(tmp_path)}) is None
+
+
+def test_groups_that_go_while_they_are_looked_through_are_passed_over(tmp_path: Path) -> None:
+    """As a kubelet that is being killed still takes a pod's groups away."""
+    enough = threading.Event()
+
+    def come_and_go() -> None:
+        while not enough.is_set():
+            for pod in ("a", "b", "c"):
+                (tmp_path / "pods" / pod / "container").mkdir(parents=True)
+                (tmp_path / "pods" / pod / "container" / "cgroup.procs").write_text("7\n")
+            for pod in ("a", "b", "c"):
+                (tmp_path / "pods" / pod / "container" / "cgroup.procs").unlink()
+                (tmp_path / "pods" / pod / "container").rmdir()
+                (tmp_path / "pods" / pod).rmdir()
+
+    (tmp_path / "cgroup.procs").write_text("5\n")
+    kubelet = threading.Thread(target=come_and_go)
+    kubelet.start()
+    found: list[set[int]] = []
+    deadline_s = time.monotonic() + 10
+    try:
+        while len(found) < 2_000 and time.monotonic() < deadline_s:
+            found.append(processes_in([tmp_path]))
+    finally:
+        enough.set()
+        kubelet.join()
+    assert all({5} <= each <= {5, 7} for each in found)
+    assert {5, 7} in found

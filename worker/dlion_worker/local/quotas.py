@@ -7,6 +7,7 @@ run. Shares and weights would prove nothing here: they let a worker have what th
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -266,7 +267,9 @@ def remove_groups(folder: Path, parent: Path) -> None:
 def _pids(group: Path) -> list[str]:
     try:
         return (group / "cgroup.procs").read_text().split()
-    except FileNotFoundError:
+    except OSError as error:  # it has gone, also between opening and reading
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
         return []
 
 
