@@ -1,7 +1,9 @@
 """A test of real processes that fails is run once more, and the report lists it as rerun.
 
-Such tests share two cores with whatever else the machine does. What fails twice fails the run.
-Nothing else is run again: neither the fast tests nor bars that a measurement is held against.
+Such tests share two cores with whatever else the machine does. What fails twice fails the run;
+`tools/test-all` then runs it by itself, as what it shares with the other tests of its file, a
+cluster that one of them broke, say, goes with that run. Nothing else is run again: neither the
+fast tests nor bars that a measurement is held against.
 
 A shell's background jobs ignore SIGINT, and so would every process that a test sends one to.
 """
@@ -15,6 +17,17 @@ import pytest
 
 REAL_PROCESSES = ("local", "cluster")
 """Folders here whose tests start processes of the project."""
+MOST_BY_THEMSELVES = 3
+"""More that fail than this are no accident."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `tools/test-all` says when it runs what has failed by itself."""
+    parser.addoption(
+        "--by-itself",
+        action="store_true",
+        help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but of real processes",
+    )
 
 
 def pytest_configure() -> None:
@@ -25,8 +38,21 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks them."""
-    here = Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if folder in REAL_PROCESSES and item.get_closest_marker("measured") is None:
+        if _of_real_processes(item) and item.get_closest_marker("measured") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuses `--by-itself` for what is not to be run again."""
+    if not session.config.getoption("--by-itself"):
+        return
+    if len(session.items) > MOST_BY_THEMSELVES:
+        pytest.exit(f"{len(session.items)} have failed: that is no accident", returncode=1)
+    if others := [item.nodeid for item in session.items if not _of_real_processes(item)]:
+        pytest.exit(f"not run again: {', '.join(others)}", returncode=1)
+
+
+def _of_real_processes(item: pytest.Item) -> bool:
+    here = Path(__file__).parent
+    return item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in REAL_PROCESSES
