@@ -6,7 +6,8 @@
 A worker's batch share is its quota over its CPU seconds per sample, so an error of that cost is an
 error of the share. For each worker and phase of the kept jobs: the cost of every step, and what an
 estimator that looks at the last so many of them says, beside the mean of the whole phase. Printed:
-the error that half, and 95 % of the estimates keep within, from the eighth step of a phase on.
+the error that half, and 95 % of the estimates keep within, from the eighth step of a phase on; and
+what a sample costs in the job beside what it costs alone, which the bar of quotas.py compares.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from local_runs import commit
+from quotas import PERMUTATION, QUOTAS, SETTLE_S
 
 WINDOWS = (8, 12, 16, 20, 30, 40)
 FIRST, EARLY = 8, 20
@@ -40,23 +43,47 @@ ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def phases(folder: Path) -> list[list[float]]:
-    """CPU seconds per sample, step by step, of each worker before and after the permutation."""
-    records = [json.loads(line) for line in (folder / "job/events.jsonl").read_text().splitlines()]
-    steps = [record for record in records if record["kind"] == "step"]
+class Phase(NamedTuple):
+    """One worker between two changes of its quota."""
+
+    quota: float
+    costs: list[float]
+    """CPU seconds per sample, step by step, without the exchange."""
+
+
+def steps_of(folder: Path) -> tuple[float, list[dict[str, float]]]:
+    """When training began, and all steps; times in seconds of the run."""
+    records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     began_s = min(r["time_s"] for r in records if r.get("reason") == "TrainingStarted")
+    return began_s, [record for record in records if record["kind"] == "step"]
+
+
+def costs_of(steps: Sequence[dict[str, float]]) -> list[float]:
+    """CPU seconds per sample of each."""
+    return [(s["cpu_s"] - s["exchange_cpu_s"]) / s["local_batch_size"] for s in steps]
+
+
+def phases(job: Path) -> list[Phase]:
+    """Of each worker before and after the permutation; none of too few steps."""
+    began_s, steps = steps_of(job)
     changed_s = (began_s + max(step["time_s"] for step in steps)) / 2
     found = []
-    for rank in sorted({step["rank"] for step in steps}):
+    for rank, quota in enumerate(QUOTAS):
         own = [step for step in steps if step["rank"] == rank]
-        for phase in (
-            [s for s in own if s["time_s"] < changed_s - CHANGING_S],
-            [s for s in own if s["time_s"] > changed_s + CHANGING_S],
-        ):
-            costs = [(s["cpu_s"] - s["exchange_cpu_s"]) / s["local_batch_size"] for s in phase]
-            if len(costs) >= LEAST_STEPS:
-                found.append(costs)
-    return found
+        before = [s for s in own if s["time_s"] < changed_s - CHANGING_S]
+        after = [s for s in own if s["time_s"] > changed_s + CHANGING_S]
+        found += [Phase(quota, costs_of(before)), Phase(QUOTAS[PERMUTATION[rank]], costs_of(after))]
+    return [phase for phase in found if len(phase.costs) >= LEAST_STEPS]
+
+
+def alone(folder: Path, quota: float) -> float:
+    """Mean CPU seconds per sample of a worker by itself, before and after the job."""
+    means = []
+    for path in sorted(folder.glob(f"alone-{quota:g}-*/events.jsonl")):
+        began_s, steps = steps_of(path.parent)
+        late = [s for s in steps if s["time_s"] - s["wall_s"] >= began_s + SETTLE_S]
+        means.append(statistics.fmean(costs_of(late)))
+    return statistics.fmean(means)
 
 
 def errors(costs: Sequence[float], window: int, estimate: Callable[[Sequence[float]], float],
@@ -72,8 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kept", type=Path, nargs="+", help="folders that quotas.py --keep made")
     arguments = parser.parse_args()
-    jobs = [path.parent for kept in arguments.kept for path in sorted(kept.glob("*/job"))]
-    series = [costs for job in jobs for costs in phases(job)]
+    jobs = [path for kept in arguments.kept for path in sorted(kept.glob("*/job"))]
+    of_job = {job: phases(job) for job in jobs}
+    series = [phase.costs for found in of_job.values() for phase in found]
     if not series:
         parser.error("no job of at least 30 steps a phase in there: run quotas.py with --keep")
     print(f"commit {commit()}: {len(series)} phases of a worker, from {len(jobs)} jobs\n")
@@ -85,6 +113,16 @@ def main() -> None:
             early = sorted(e for c in series for e in errors(c, window, estimate, EARLY))
             shown = (every[len(every) // 2], _most(every), _most(early))
             print(f"| {name} | {window} | " + " | ".join(f"{e:.1%}" for e in shown) + " |")
+    print("\n| quota | cost in the job / alone, mean | least | most |\n|---|---|---|---|")
+    for quota in sorted(set(QUOTAS), reverse=True):
+        ratios = [
+            statistics.fmean(phase.costs) / alone(job.parent, quota)
+            for job, found in of_job.items()
+            for phase in found
+            if phase.quota == quota
+        ]
+        shown = (statistics.fmean(ratios), min(ratios), max(ratios))
+        print(f"| {quota:g} | " + " | ".join(f"{ratio:.3f}" for ratio in shown) + " |")
 
 
 def _most(ordered: Sequence[float]) -> float:

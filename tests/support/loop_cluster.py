@@ -18,6 +18,7 @@ import numpy as np
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
+from dlion_api.progress import StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_worker import policies
 from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
@@ -164,6 +165,7 @@ class Node:
     ) -> None:
         self.rank, self.incarnation, self._network = rank, incarnation, network
         self.hashes: dict[int, str] = {}
+        self.steps: list[StepRecord] = []
         self.error: BaseException | None = None
         self._killed = threading.Event()
         self._entered = False
@@ -228,8 +230,8 @@ class Node:
         nothing = lambda *_, **__: None  # noqa: E731
         exchange = SimpleNamespace(
             send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_states=dict,
-            take_deliveries=list, room_bytes=dict, one_way_delays_s=dict, quarantine=nothing,
-            set_budgets=nothing,
+            take_deliveries=list, room_bytes=self.room_bytes, one_way_delays_s=dict,
+            quarantine=nothing, set_budgets=nothing,
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
         reporter = SimpleNamespace(
@@ -246,8 +248,13 @@ class Node:
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
         ).run()  # fmt: skip
 
+    def room_bytes(self) -> dict[Rank, float]:
+        """Of the links, in every iteration."""
+        return {}
+
     def _note(self, step: Any) -> None:
         self.hashes[step.iteration] = step.weights_hash
+        self.steps.append(step)
 
 
 def synchronous_job(workers: int, max_steps: int) -> Job:

@@ -7,8 +7,9 @@ finite) raise; faults of peers never do.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dlion_api.errors import DivergedError
@@ -72,9 +73,21 @@ class StepClock:
     exchange_thread_began_s: float
     exchange_began_bytes: int
     update_began_cpu_s: float
+    began_thread_s: float
+    """The main thread's CPU clock."""
     compute_s: float = 0.0
-    exchange_cpu_s: float = 0.0
+    own_thread_s: float = 0.0
+    """Of the main thread's CPU what it would have spent without any peers, but for the update."""
     waited_s: float = 0.0
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """What is done inside would be done without any peers, too."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.own_thread_s += time.thread_time() - began_s
 
 
 class TrainingLoop:
@@ -156,8 +169,9 @@ class TrainingLoop:
         if self._has_barrier:
             self._checkpointer.begin_step()
         iteration = parts.machine.next_iteration()
-        x_B, y_B = parts.stream.next(batch_size)
-        result = parts.replica.model.step(x_B, y_B)
+        with self._clock.own():
+            x_B, y_B = parts.stream.next(batch_size)
+            result = parts.replica.model.step(x_B, y_B)
         self._clock.compute_s = time.monotonic() - self._clock.began_s
         if not result.finite:
             msg = (
@@ -243,13 +257,11 @@ class TrainingLoop:
     # ---- carrying out what the policies say ----------------------------------------------------
 
     def _handle(self, events: Iterable[Event]) -> None:
-        began_cpu_s = time.thread_time()
         for event in events:
             if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
                 self._meet(event)
                 continue
             self._instructions.handle(event)
-        self._clock.exchange_cpu_s += time.thread_time() - began_cpu_s
 
     def _meet(self, arrival: MessageArrived) -> None:
         """A latecomer asks: it is counted on from now on, and told how far this one is."""
@@ -287,27 +299,29 @@ class TrainingLoop:
         parts, clock = self._parts, self._clock
         wall_s = self._iteration_s = time.monotonic() - clock.began_s
         cpu_s = time.process_time() - clock.began_cpu_s
-        parts.reporter.step(
-            StepRecord(
-                time_s=parts.reporter.now_s(),
-                rank=parts.rank,
-                incarnation=parts.reporter.incarnation,
-                iteration=self.progress.iteration,
-                loss=float(self._loss),
-                local_batch_size=self._local_batch_size,
-                global_batch_size=self.global_batch_size(),
-                learning_rate=parts.replica.learning_rate,
-                compute_s=clock.compute_s,
-                wall_s=wall_s,
-                cpu_s=cpu_s,
-                exchange_cpu_s=self._exchange_cpu_s(),
-                waited_s=clock.waited_s,
-                samples=self.progress.own_samples,
-                weights_hash=weights_hash(parts.replica.model.weights_D)
-                if parts.job.spec.trainer.hash_weights
-                else "",
+        exchange_cpu_s = self._exchange_cpu_s()
+        with clock.own():
+            parts.reporter.step(
+                StepRecord(
+                    time_s=parts.reporter.now_s(),
+                    rank=parts.rank,
+                    incarnation=parts.reporter.incarnation,
+                    iteration=self.progress.iteration,
+                    loss=float(self._loss),
+                    local_batch_size=self._local_batch_size,
+                    global_batch_size=self.global_batch_size(),
+                    learning_rate=parts.replica.learning_rate,
+                    compute_s=clock.compute_s,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    exchange_cpu_s=exchange_cpu_s,
+                    waited_s=clock.waited_s,
+                    samples=self.progress.own_samples,
+                    weights_hash=weights_hash(parts.replica.model.weights_D)
+                    if parts.job.spec.trainer.hash_weights
+                    else "",
+                )
             )
-        )
         self._refusals.report(parts.inbox.take_refusals(), self.progress.iteration)
         self.report_links()
         self._tell_sidecar(wall_s, cpu_s)
@@ -341,11 +355,13 @@ class TrainingLoop:
             parts.sidecar.send(allowance)
 
     def _exchange_cpu_s(self) -> float:
-        """CPU seconds that peers have cost in this iteration: gRPC and TLS, policies, codecs."""
+        """CPU seconds that peers have cost in this iteration: gRPC and TLS, policies, codecs, being
+        woken by what arrives, keeping account of links."""
         clock = self._clock
         threads_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
         update_s = self._instructions.update_cpu_s - clock.update_began_cpu_s
-        return threads_s + clock.exchange_cpu_s - update_s
+        main_s = time.thread_time() - clock.began_thread_s
+        return threads_s + main_s - clock.own_thread_s - update_s
 
     def _own_cpu_s(self) -> float:
         """CPU seconds that this iteration would have taken without any peers."""
@@ -358,4 +374,5 @@ class TrainingLoop:
             exchange_thread_began_s=self._parts.exchange.cpu_s(),
             exchange_began_bytes=self._parts.exchange.wire_bytes(),
             update_began_cpu_s=self._instructions.update_cpu_s,
+            began_thread_s=time.thread_time(),
         )

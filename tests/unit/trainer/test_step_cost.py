@@ -1,0 +1,56 @@
+"""Facts: of what a step costs in CPU, all that the main thread does for peers counts as the
+exchange's, and neither the batch nor the gradient does. Capacity is judged by the rest.
+
+The real loop of a worker by itself (`loop_cluster`), with 20 ms of CPU burnt where links are asked
+for their room, or in the model. Left out: gRPC's threads (tests/local).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+import pytest
+
+from dlion_api.names import Rank
+from loop_cluster import Network, Node, synchronous_job
+
+BURNT_S = 0.02
+
+
+def burn() -> None:
+    until_s = time.thread_time() + BURNT_S
+    while time.thread_time() < until_s:
+        pass
+
+
+class Burning(Node):
+    """One that burns CPU for its links, or for its gradient."""
+
+    for_links = True
+
+    def room_bytes(self) -> dict[Rank, float]:
+        if self.for_links:
+            burn()
+        return {}
+
+    def _vanish_if_killed(self) -> None:
+        if not self.for_links:
+            burn()
+        super()._vanish_if_killed()
+
+
+@pytest.mark.parametrize("for_links", [True, False])
+def test_what_peers_cost_the_main_thread_is_the_exchanges(for_links: bool) -> None:
+    network = Network(random.Random(0), 0.0)
+    node = Burning(synchronous_job(1, 5), Rank(0), network, 1, 0.0)
+    node.for_links = for_links
+    node.start()
+    node.thread.join(60)
+    assert node.error is None
+    exchange_s = statistics.median(step.exchange_cpu_s for step in node.steps)
+    own_s = statistics.median(step.cpu_s - step.exchange_cpu_s for step in node.steps)
+    burnt_s, rest_s = (exchange_s, own_s) if for_links else (own_s, exchange_s)
+    assert burnt_s >= BURNT_S
+    assert rest_s < BURNT_S / 2
