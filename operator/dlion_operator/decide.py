@@ -155,7 +155,8 @@ def _suspended(run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decisi
 
 def _opened(run: Run, seen: Observed) -> OpenRun:
     age = seen.now - run.made_at if run.made_at else timedelta()
-    return OpenRun(run.job, run.workers, run.spec_hash, age_s=max(0.0, age.total_seconds()))
+    age_s = max(0.0, age.total_seconds())
+    return OpenRun(run.job, run.workers, run.spec_hash, age_s, run.failed_ranks)
 
 
 def _all_over(run: Run) -> bool:

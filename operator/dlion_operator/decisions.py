@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlion_api.names import WorkerIdentity
+from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.cluster import Document, Kind
 
@@ -55,6 +55,8 @@ class OpenRun:
     """What they say that their manifest's is."""
     age_s: float
     """How long ago the run began: its records' times count from there, whoever serves it."""
+    failed: frozenset[Rank] = frozenset()
+    """Of these workers, those of this site that have failed for good."""
 
 
 @dataclass(frozen=True)

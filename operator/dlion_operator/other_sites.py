@@ -6,12 +6,12 @@ Called by `site_runs` with what the federation knows; `findings` and `statuses` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.federation.drift import differences
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
@@ -101,13 +101,15 @@ def believed(
 
 def _own_workers(job: Job, told: SiteWorkers) -> SiteWorkers:
     """Those whose rank is theirs, and what was said of them."""
+    wanted = tuple(each for each in told.wanted if _is_place(job, each))
     members = tuple(each for each in told.members if _is_place(job, each.identity))
     ranks = {member.identity.rank for member in members}
     return replace(
         told,
-        wanted=tuple(each for each in told.wanted if _is_place(job, each)),
+        wanted=wanted,
         members=members,
         accuracies={rank: each for rank, each in told.accuracies.items() if rank in ranks},
+        left=told.left & ({worker.rank for worker in wanted} | ranks),
     )
 
 
@@ -171,3 +173,39 @@ def members_elsewhere(
         if member.identity.site not in {own, *reports} and member.state is MemberState.READY
     ]
     return told + gone
+
+
+def without_the_run(
+    job: Job,
+    own: SiteName,
+    reports: Mapping[SiteName, RunReport],
+    hearing: Callable[[SiteName], Hearing],
+) -> frozenset[SiteName]:
+    """The other sites of the manifest whose operators are heard and do not serve this run: it is
+    suspended or deleted there, or long over. An operator that has just started may yet open it."""
+    silent = {SiteName(site.name) for site in job.spec.sites} - {own, *reports}
+    heard = {site: hearing(site) for site in silent}
+    return frozenset(site for site, each in heard.items() if each.reachable and each.named_all)
+
+
+def judged_replicas(
+    workers: tuple[WorkerIdentity, ...],
+    spec_print: SpecPrint,
+    reports: Mapping[SiteName, RunReport],
+    membership: Membership,
+    gone: frozenset[SiteName],
+) -> list[Rank]:
+    """Those of all sites' workers whose accuracies make the mean that `targetAccuracy` is held
+    against: those that train along or may yet. `gone` are sites without the run."""
+    members = {member.identity: member for member in membership.members}
+    left = frozenset[Rank]().union(*(report.workers.left for report in reports.values()))
+
+    def counts(worker: WorkerIdentity) -> bool:
+        if worker.site in gone or worker.rank in left:
+            return False
+        if (member := members.get(worker)) is not None:
+            return member.state is not MemberState.FINISHED
+        report = reports.get(worker.site)  # one that differs lets in nobody new
+        return report is None or report.spec.spec_hash == spec_print.spec_hash
+
+    return [worker.rank for worker in workers if counts(worker)]

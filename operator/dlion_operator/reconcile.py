@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
@@ -54,11 +54,17 @@ class Runs(Protocol):
     """The coordinator, as reconciling needs it."""
 
     def open(
-        self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
     ) -> None:
         """Serves that run with these workers; other runs of the same job are closed.
 
-        It began so long ago.
+        It began so long ago. `failed` are workers of this site that have failed for good.
         """
         ...
 
@@ -213,8 +219,8 @@ class Reconciler:
         # Workers that train are served whatever the API server says of their objects.
         for action in decision.actions:
             match action:
-                case OpenRun(job, workers, spec_hash, age_s):
-                    self._runs.open(job, workers, spec_hash=spec_hash, age_s=age_s)
+                case OpenRun(job, workers, spec_hash, age_s, failed):
+                    self._runs.open(job, workers, spec_hash=spec_hash, age_s=age_s, failed=failed)
                 case StopRun(reason):
                     self._runs.stop(key, reason)
                 case FinishRun(reason, succeeded):

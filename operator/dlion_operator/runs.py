@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dlion_api import cluster_names as names
-from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
 from dlion_operator.observed import JobView, Observed, PodView, RemoteView, RunView
@@ -93,6 +93,13 @@ class Run:
         return tuple(
             f"{view.group}-{index}" for view in self.jobs.values() for index in view.failed_indexes
         )
+
+    @property
+    def failed_ranks(self) -> frozenset[Rank]:
+        """The same, of those that there should be now."""
+        failed = {(v.group, index) for v in self.jobs.values() for index in v.failed_indexes}
+        here = (worker for worker in self.workers if worker.site == self.site)
+        return frozenset(each.rank for each in here if (each.group, each.index) in failed)
 
     @property
     def succeeded(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.authority import Authority
@@ -27,8 +27,10 @@ from dlion_operator.other_sites import (
     Neighbours,
     believed,
     drift,
+    judged_replicas,
     members_elsewhere,
     remote_views,
+    without_the_run,
     workers_of_all,
 )
 from dlion_operator.progress import RunProgress
@@ -55,6 +57,10 @@ class _Served:
     target: TargetWatch
     news: WorkerNews
     opened_s: float
+    failed: frozenset[Rank]
+    """Workers of this site that have failed for good."""
+    is_over: bool = False
+    """Whether the run has ended here."""
     stop_reason: str = ""
     seen_s: dict[str, float] = field(default_factory=dict)
     """When each worker was there last."""
@@ -84,11 +90,17 @@ class SiteRuns:
         self._neighbours = neighbours
 
     def open(
-        self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
     ) -> None:
         key = job.key
         if key in self._served:
-            self._take_over(key, job, workers)
+            self._take_over(key, job, workers, failed)
             return
         self._close_but(key, key.namespace, key.name)
         spec_print = SpecPrint.of(job)
@@ -104,6 +116,7 @@ class SiteRuns:
             target,
             WorkerNews(everybody),
             time.monotonic(),
+            failed,
         )
         self._served[key].progress.expect(everybody)
         is_open = job.spec.tls.mode == "Disabled"
@@ -127,16 +140,24 @@ class SiteRuns:
         self._authority = authority
         self._server.replace_authority(authority)
 
-    def _take_over(self, run: JobKey, job: Job, workers: tuple[WorkerIdentity, ...]) -> None:
+    def _take_over(
+        self,
+        run: JobKey,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        failed: frozenset[Rank],
+    ) -> None:
         """The manifest may have changed in mid-run: other counts, another quorum."""
         served = self._served[run]
         is_other = served.job != job
         if is_other:
             served.job, served.spec_print = job, SpecPrint.of(job)
-        served.wanted = workers
+        served.wanted, served.failed = workers, failed
         self._rescale(run)
         if is_other:
             self.hear(run)  # what was kept out may come in now
+        else:
+            self._judge(run)
 
     def _rescale(self, run: JobKey) -> None:
         """Takes over another count of workers in mid-run."""
@@ -149,7 +170,6 @@ class SiteRuns:
         self._server.expect(run, everybody)
         served.progress.expect(everybody)
         served.news.expect(everybody)
-        self._stop_if(run, served.target.expect([worker.rank for worker in everybody]))
 
     def hear(self, run: JobKey) -> None:
         """Other sites say something new of that run."""
@@ -161,10 +181,40 @@ class SiteRuns:
         self._server.tell_others(
             run, members_elsewhere(self._authority.site, served.spec_print, reports, membership)
         )
-        for report in reports.values():
-            if report.spec.spec_hash == served.spec_print.spec_hash:
-                self._stop_if(run, served.target.take_others(report.workers.accuracies))
+        self._judge(run)
         self._trigger(ObjectName(run.namespace, run.name))
+
+    def _judge(self, run: JobKey) -> None:
+        """Whether the replicas that count are accurate enough: who counts may have changed."""
+        served, membership = self._served[run], self._server.membership(run)
+        reports = self._reports_of(served.job)
+        counted = judged_replicas(
+            served.workers, served.spec_print, reports, membership, self._without_run(served.job)
+        )
+        served.target.expect(set(counted) - self._left(served))
+        let_in = {member.identity.rank for member in membership.members}
+        others = {
+            rank: accuracy
+            for report in reports.values()
+            for rank, accuracy in report.workers.accuracies.items()
+            if rank in let_in
+        }
+        reason = served.target.take_others(others)
+        if reason and not served.progress.stop_reason:
+            self.stop(run, reason)
+
+    def _without_run(self, job: Job) -> frozenset[SiteName]:
+        """Other sites that are known not to have this run."""
+        if self._neighbours is None:
+            return frozenset()
+        reports = self._reports_of(job)
+        return without_the_run(job, self._authority.site, reports, self._neighbours.hearing)
+
+    def _left(self, served: _Served) -> frozenset[Rank]:
+        """Workers of this site that will not come again."""
+        if not served.is_over:
+            return served.failed
+        return frozenset(w.rank for w in served.workers if w.site == self._authority.site)
 
     def reports(self) -> dict[JobKey, RunReport]:
         """What other sites are to know of the runs that are served here."""
@@ -180,6 +230,7 @@ class SiteRuns:
             tuple(members),
             settled=time.monotonic() - served.opened_s >= KNOWN_AFTER_S,
             accuracies=accuracies,
+            left=self._left(served),
         )
         rate = progress.samples_per_s()
         figures = Figures(
@@ -193,10 +244,6 @@ class SiteRuns:
             return {}
         return believed(job, self._authority.site, self._neighbours.reports(job.key))
 
-    def _stop_if(self, run: JobKey, reason: str | None) -> None:
-        if reason:
-            self.stop(run, reason)
-
     def stop(self, run: JobKey, reason: str) -> None:
         served = self._served.get(run)
         if served is not None and not served.stop_reason:
@@ -205,6 +252,7 @@ class SiteRuns:
 
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
         if run in self._served:
+            self._served[run].is_over = True
             self._server.finish(run, reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
@@ -265,6 +313,7 @@ class SiteRuns:
         served.progress.take(record)
         served.news.take(record)
         if isinstance(record, EvaluationRecord):
-            self._stop_if(key, served.target.take(record))
+            served.target.take(record)
+            self._judge(key)
         if isinstance(record, EventRecord):
             self._trigger(ObjectName(key.namespace, key.name))

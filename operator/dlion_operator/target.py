@@ -26,8 +26,12 @@ class TargetWatch:
         return self._reached()
 
     def expect(self, ranks: Collection[Rank]) -> str | None:
-        """The job has these replicas now. As `take`, of those that are not lost for good."""
+        """The job has these replicas now. As `take`, of those that are not lost for good. One that
+        comes back later counts from its next evaluation on."""
         self._ranks = frozenset(ranks)
+        self._accuracy = {
+            rank: each for rank, each in self._accuracy.items() if rank in self._ranks
+        }
         return self._reached()
 
     @property

@@ -2,8 +2,9 @@
 sites' bundles, also those that come later, and go on with whom they know while an operator is away;
 other counts at one site are told at the others; a site whose manifest differs is named everywhere,
 its new workers are kept out, those that are in stay in; the target is judged over the replicas of
-all sites. Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that
-join, report and train nothing.
+all sites, without those of a site where the run is suspended and of workers that failed for good.
+Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that join,
+report and train nothing.
 
 Left out: what a job's status says of it (tests/unit/operator), API servers (tests/cluster).
 """
@@ -33,6 +34,7 @@ from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.authority import Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
+from dlion_operator.federation import state as state_module
 from dlion_operator.observed import RunView
 from dlion_operator.site_runs import SiteRuns
 from dlion_operator.store import ObjectName
@@ -323,3 +325,47 @@ async def test_the_target_is_judged_over_the_replicas_of_all_sites(
     await b.evaluate(of_b, 0.3)
     words = "targetAccuracy 0.5 reached: mean over 2 replicas 0.6000"
     await until(lambda: (a.view().stop_reason, b.view().stop_reason) == (words, words))
+
+
+def test_the_target_is_judged_without_a_site_that_is_suspended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "GONE_AFTER_S", 0.5)
+
+    @federated
+    async def body(a: Operator, b: Operator) -> None:
+        job = manifest()
+        of_a, of_b = job.workers()
+        for each in (a, b):
+            each.open(job)
+        streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
+        for stream in streams:
+            await told(stream, 2)
+        await b.evaluate(of_b, 0.1)
+        await a.evaluate(of_a, 0.6)
+        assert not a.view().stop_reason
+        b.runs.close(RUN.namespace, RUN.name)
+
+        def look() -> str:
+            a.open(job)  # as each look at the job does
+            return a.view().stop_reason
+
+        assert await until(look) == "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
+
+    body(tmp_path, monkeypatch)
+
+
+@federated
+async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Operator) -> None:
+    job = manifest()
+    of_a, of_b = job.workers()
+    for each in (a, b):
+        each.open(job)
+    streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
+    for stream in streams:
+        await told(stream, 2)
+    await b.evaluate(of_b, 0.1)
+    await a.evaluate(of_a, 0.6)
+    b.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0, failed=frozenset({of_b.rank}))
+    words = "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
+    await until(lambda: a.view().stop_reason == words)

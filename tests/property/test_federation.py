@@ -49,6 +49,7 @@ SITE_WORKERS = st.builds(
     st.lists(st.sampled_from(WORKERS), unique=True).map(tuple),
     st.lists(MEMBERS, unique_by=lambda each: each.identity, max_size=3).map(tuple),
     st.booleans(),
+    left=st.frozensets(st.sampled_from([worker.rank for worker in WORKERS])),
 )
 PRINTS = st.builds(
     SpecPrint,
@@ -142,6 +143,7 @@ def test_the_other_end_knows_at_last_what_is_the_case(
         assert known.spec == truth[run].spec
         assert known.figures == truth[run].figures
         assert known.workers.wanted == truth[run].workers.wanted
+        assert known.workers.left == truth[run].workers.left
         assert {each.identity for each in known.workers.members} <= ever[run]
         said = {each.identity for each in truth[run].workers.members}
         for member in known.workers.members:

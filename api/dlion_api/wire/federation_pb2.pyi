@@ -201,6 +201,7 @@ class RunWorkers(_message.Message):
     WANTED_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
     settled: _builtins.bool
     """The coordinator has served the run for so long that it has heard from every worker there is:
     who is not among the members is not there.
@@ -213,16 +214,21 @@ class RunWorkers(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteMember]:
         """those that have joined its coordinator"""
 
+    @_builtins.property
+    def left(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ranks of those that will not come again: failed for good, or over"""
+
     def __init__(
         self,
         *,
         wanted: _abc.Iterable[Global___WorkerPlace] | None = ...,
         members: _abc.Iterable[Global___SiteMember] | None = ...,
         settled: _builtins.bool = ...,
+        left: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "settled", b"settled", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left", "members", b"members", "settled", b"settled", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

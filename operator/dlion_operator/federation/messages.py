@@ -131,17 +131,26 @@ def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:
         for member in workers.members
         if member.HasField("accuracy")
     }
-    return SiteWorkers(wanted, members, workers.settled, accuracies)
+    if len(workers.left) > MAX_WORKERS:
+        raise ContractError(f"left: {len(workers.left)} workers; allowed: {MAX_WORKERS}")
+    left = frozenset(map(_rank, workers.left))
+    return SiteWorkers(wanted, members, workers.settled, accuracies, left)
 
 
 def _identity(place: wire.WorkerPlace, site: SiteName) -> WorkerIdentity:
     is_name = DNS_LABEL.fullmatch(place.group) and len(place.group) <= GROUP_NAME_LENGTH
-    if not is_name or place.index >= MOST_WORKERS or place.rank > MAX_RANK:
+    if not is_name or place.index >= MOST_WORKERS:
         raise ContractError(
-            f"worker {place.group!r:.80}, index {place.index}, rank {place.rank}; allowed: a"
-            f" group's name, an index below {MOST_WORKERS}, a rank up to {MAX_RANK}"
+            f"worker {place.group!r:.80}, index {place.index}; allowed: a group's name, an index"
+            f" below {MOST_WORKERS}"
         )
-    return WorkerIdentity(Rank(place.rank), site, place.group, place.index)
+    return WorkerIdentity(_rank(place.rank), site, place.group, place.index)
+
+
+def _rank(number: int) -> Rank:
+    if number > MAX_RANK:
+        raise ContractError(f"rank {number}; allowed: up to {MAX_RANK}")
+    return Rank(number)
 
 
 def _member(member: wire.SiteMember, site: SiteName) -> Member:
@@ -226,6 +235,7 @@ def _wire_workers(workers: SiteWorkers) -> wire.RunWorkers:
         wanted=[_place(worker) for worker in workers.wanted],
         members=[_wire_member(member, workers.accuracies) for member in workers.members],
         settled=workers.settled,
+        left=sorted(workers.left),
     )
 
 

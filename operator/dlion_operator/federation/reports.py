@@ -54,6 +54,9 @@ class SiteWorkers:
     members is not there."""
     accuracies: Mapping[Rank, float] = field(default_factory=dict)
     """Of replicas, at their last evaluation in mid-run."""
+    left: frozenset[Rank] = frozenset()
+    """Workers of its that will not come again: they have failed for good, or the run is over
+    there."""
 
 
 @dataclass(frozen=True)

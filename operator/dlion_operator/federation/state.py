@@ -60,6 +60,8 @@ class Hearing:
     reachable: bool = False
     heartbeat_age_s: float | None = None
     """Since anything was heard of it; None: nothing ever was."""
+    named_all: bool = False
+    """Whether its stream has stood so long that it has named every run that it serves."""
 
 
 class Federation:
@@ -90,7 +92,8 @@ class Federation:
         if known is None or known.heard_s is None:
             return Hearing()
         age_s = max(0.0, now_s - known.heard_s)
-        return Hearing(age_s <= SILENT_AFTER_S, age_s)
+        has_named_all = known.stream is not None and now_s - known.greeted_s >= GONE_AFTER_S
+        return Hearing(age_s <= SILENT_AFTER_S, age_s, has_named_all)
 
     def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
         """What each site that has that run said of it last."""

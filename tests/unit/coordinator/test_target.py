@@ -56,6 +56,16 @@ def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
     )
 
 
+def test_who_comes_back_counts_from_its_next_evaluation_on() -> None:
+    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    assert watch.take(evaluation(0, 0.1)) is None
+    assert watch.expect([Rank(1)]) is None
+    assert watch.take(evaluation(1, 0.4)) is None
+    assert watch.expect([Rank(0), Rank(1)]) is None
+    assert watch.take(evaluation(0, 0.8)) is not None
+    assert watch.accuracies == {0: 0.8, 1: 0.4}
+
+
 def test_an_evaluation_that_comes_twice_changes_nothing() -> None:
     watch = TargetWatch(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None

@@ -85,6 +85,15 @@ def test_a_silent_site_is_not_reachable_and_what_it_said_stands() -> None:
     assert state.hearing(SiteName("plant-x"), 0.0) == Hearing(False, None)
 
 
+def test_a_site_has_named_all_its_runs_once_its_stream_has_stood_for_a_while() -> None:
+    state = federation()
+    for now_s in (0.0, GONE_AFTER_S - 1.0, GONE_AFTER_S):
+        say(state, Beat(), now_s=now_s)
+        assert state.hearing(B, now_s).named_all == (now_s == GONE_AFTER_S)
+    state.handle(Greeted(2, B, A, GONE_AFTER_S))
+    assert not state.hearing(B, GONE_AFTER_S).named_all
+
+
 def test_the_newest_stream_of_a_site_counts() -> None:
     state = federation()
     say(state, whole(REPORT))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.status import Metric, TrainerStatus
 from dlion_operator.cluster import (
@@ -118,7 +118,13 @@ class NoWorkers:
         self.told: tuple[Notice, ...] = ()
 
     def open(
-        self, job: Job, workers: tuple[WorkerIdentity, ...], *, spec_hash: str, age_s: float
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
     ) -> None:
         self.open_runs = [job.key]
 

@@ -1,7 +1,8 @@
 """Facts: what other sites say shows in a job's status: who is there, who is not and why, where
 manifests differ; the quorum counts sites that have this run by this manifest; a site whose operator
 is silent takes part while links to its workers stand; heartbeats alone write no status; a site says
-how many workers it has; a rank is one worker's; new workers of a site that differs are kept out.
+how many workers it has; a rank is one worker's; new workers of a site that differs are kept out;
+the target is judged on who trains along or may yet.
 
 Left out: how it comes here (tests/unit/federation, tests/local/test_federated_runs).
 """
@@ -16,8 +17,16 @@ from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_operator.decisions import Decision
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.other_sites import believed, drift, members_elsewhere, workers_of_all
+from dlion_operator.other_sites import (
+    believed,
+    drift,
+    judged_replicas,
+    members_elsewhere,
+    without_the_run,
+    workers_of_all,
+)
 from dlion_operator.patching import is_telemetry, merge_patch
 from federated import JOB, member, report, worker
 from operator_world import World, dlion_job, ready_reason, truths
@@ -179,6 +188,7 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
             (right, stolen, unknown),
             settled=True,
             accuracies={Rank(0): 1.0, Rank(right_rank): 0.5},
+            left=frozenset({Rank(0), Rank(right_rank), Rank(5)}),
         )
         said = replace(told(B), workers=workers)
         found = believed(mode, A, {A: said, B: said, C: said})
@@ -186,6 +196,7 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
         assert found[B].workers.wanted == (right.identity,)
         assert found[B].workers.members == (right,)
         assert found[B].workers.accuracies == {Rank(right_rank): 0.5}
+        assert found[B].workers.left == {Rank(right_rank)}
 
 
 def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
@@ -206,3 +217,41 @@ def test_drift_concerns_sites_that_name_each_other() -> None:
     elsewhere = {k: v for k, v in stranger.spec.fields.items() if "plant-a" not in k}
     unrelated = replace(stranger, spec=replace(stranger.spec, fields=elsewhere))
     assert drift(job, A, OWN, {C: unrelated}) == ""
+
+
+WORKERS = (worker(A, 0), worker(A, 2), worker(B, 1))
+
+
+def judged(*members: Any, told: dict[SiteName, RunReport], gone: set[SiteName]) -> list[int]:
+    membership = Membership(1, JOB, 3, members)
+    return [*judged_replicas(WORKERS, OWN, told, membership, frozenset(gone))]
+
+
+def test_the_target_is_judged_on_who_trains_along_or_may_yet() -> None:
+    there = told(B, worker(B, 1))
+    assert judged(told={}, gone=set()) == [0, 2, 1]  # nothing is known of the other site
+    assert judged(told={B: there}, gone=set()) == [0, 2, 1]
+    assert judged(member(B, 1, state=MemberState.LOST), told={B: there}, gone=set()) == [0, 2, 1]
+    # It is suspended or deleted there, or its worker has ended, or failed for good.
+    assert judged(member(B, 1, state=MemberState.LOST), told={}, gone={B}) == [0, 2]
+    assert judged(member(B, 1, state=MemberState.FINISHED), told={B: there}, gone=set()) == [0, 2]
+    over = replace(there, workers=replace(there.workers, left=frozenset({Rank(1)})))
+    assert judged(member(B, 1), told={B: over}, gone=set()) == [0, 2]
+    # Its manifest differs: who is in counts, who is kept out does not.
+    other = told(B, worker(B, 1), agrees=False)
+    assert judged(told={B: other}, gone=set()) == [0, 2]
+    assert judged(member(B, 1), told={B: other}, gone=set()) == [0, 2, 1]
+
+
+def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
+    sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
+    job, heard = load_job(dlion_job(sites=sites)), Hearing(True, 1.0, named_all=True)
+    cases = [
+        (heard, {B, C}),
+        (replace(heard, named_all=False), set()),
+        (replace(heard, reachable=False), set()),
+        (Hearing(), set()),
+    ]
+    for hearing, gone in cases:
+        assert without_the_run(job, A, {}, lambda _, it=hearing: it) == gone
+    assert without_the_run(job, A, {B: told(B)}, lambda _: heard) == {C}

@@ -1,6 +1,6 @@
 """Facts: a run is opened once; another count of workers is taken over in mid-run and counts for the
-target; a run of the same job with another id closes the one before; a renewed authority is what
-pods are told to trust. With a real coordinator that has no port.
+target, and who failed for good does not; a run of the same job with another id closes the one
+before; a renewed authority is what pods are told to trust. With a real coordinator without a port.
 
 Left out: calls over gRPC (tests/local/test_coordinator_runs.py), figures (test_progress).
 """
@@ -75,6 +75,25 @@ def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
     view = runs.view(job().key)
     assert view is not None
     assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
+
+
+def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
+    runs, server, _ = site()
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    server.take(job().key, evaluation(0, 0.9))
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    view = runs.view(job().key)
+    assert view is not None
+    assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
+    assert runs.reports()[job().key].workers.left == {1}
+
+
+def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
+    runs, _, _ = site()
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    assert runs.reports()[job().key].workers.left == frozenset()
+    runs.finish(job().key, "it took too long", succeeded=False)
+    assert runs.reports()[job().key].workers.left == {0, 1}
 
 
 def test_a_new_run_of_a_job_closes_the_one_before() -> None:
