@@ -30,6 +30,8 @@ INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 SPEC_HASH_ANNOTATION: Final = f"{GROUP}/spec-hash"
 WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
 """How many workers a Job was made with: ranks stand for a whole run, whatever is scaled."""
+ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"
+"""The same of all groups of all sites, as JSON, where ranks are counted and follow from it."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Of the DLionJob; passed on to its Jobs, which Kueue then starts."""
 

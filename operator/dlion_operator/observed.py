@@ -135,7 +135,7 @@ class JobView:
         self.name = str(document["metadata"]["name"])
         self.uid = str(document["metadata"].get("uid", ""))
         self.labels: Mapping[str, str] = document["metadata"].get("labels") or {}
-        self._annotations: Mapping[str, str] = document["metadata"].get("annotations") or {}
+        self.annotations: Mapping[str, str] = document["metadata"].get("annotations") or {}
         self._spec: Document = document.get("spec") or {}
         self._status: Document = document.get("status") or {}
 
@@ -155,18 +155,18 @@ class JobView:
     @property
     def first_workers(self) -> int:
         """How many it was made with: what its pods were told of their group."""
-        text = str(self._annotations.get(names.WORKERS_ANNOTATION, ""))
+        text = str(self.annotations.get(names.WORKERS_ANNOTATION, ""))
         return int(text) if text.isdecimal() else self.workers
 
     @property
     def ranks_by_group(self) -> bool:
         """How its workers are numbered: a run goes on as it began, whichever operator made it."""
-        return self._annotations.get(RANKS_ANNOTATION) == BY_GROUP
+        return self.annotations.get(RANKS_ANNOTATION) == BY_GROUP
 
     @property
     def spec_hash(self) -> str:
         """Of the manifest that it was made from, by the operator that made it."""
-        return str(self._annotations.get(names.SPEC_HASH_ANNOTATION, ""))
+        return str(self.annotations.get(names.SPEC_HASH_ANNOTATION, ""))
 
     @property
     def suspended(self) -> bool:

@@ -1,19 +1,20 @@
 """One run of a job at this site, as its manifest and its Jobs say together. Pure.
 
-Pods were told the counts that their Jobs were made with, and go on with these whatever is scaled
-meanwhile; ranks by group do not depend on them (`dlion_api.spec.ranks`).
+Pods were told the counts that their Jobs were made with, those of all sites, and go on with these
+whatever is scaled meanwhile; ranks by group do not depend on them (`dlion_api.spec.ranks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from dlion_api import cluster_names as names
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
+from dlion_operator.first_counts import read, with_counts
 from dlion_operator.observed import JobView, Observed, PodView, RemoteView, RunView
 
 
@@ -116,7 +117,7 @@ class Run:
         """The workers of all sites that there should be now; who stays keeps its rank."""
         here = {group.name: self.size_of(group) for group in self.groups}
         if self.job.may_grow:
-            return _with_counts(self.job, self.site, here).workers()
+            return with_counts(self.job, {self.site: here}).workers()
         return tuple(
             worker
             for worker in self.job.workers()
@@ -162,21 +163,7 @@ def _as_it_began(job: Job, jobs: Mapping[str, JobView], site: str) -> Job:
     """The manifest with the counts that this site's Jobs were made with, ranks as theirs."""
     is_as_now = all(view.ranks_by_group for view in jobs.values())
     job = job.with_room_to_grow() if is_as_now else job.with_counted_ranks()
-    return _with_counts(job, site, {name: view.first_workers for name, view in jobs.items()})
-
-
-def _with_counts(job: Job, site: str, counts: Mapping[str, int]) -> Job:
-    """With so many workers in those groups of that site."""
-    sites = tuple(
-        replace(
-            each,
-            groups=tuple(
-                replace(group, workers=counts.get(group.name) or group.workers)
-                for group in each.groups
-            ),
-        )
-        if each.name == site
-        else each
-        for each in job.spec.sites
-    )
-    return replace(job, spec=replace(job.spec, sites=sites))
+    kept = (view.annotations.get(names.ALL_WORKERS_ANNOTATION, "") for view in jobs.values())
+    counts = {} if job.may_grow else read(next(filter(None, kept), ""))
+    here = {name: view.first_workers for name, view in jobs.items()}
+    return with_counts(job, {**counts, site: {**counts.get(site, {}), **here}})

@@ -9,6 +9,7 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
+from dlion_operator import first_counts
 from dlion_operator.children.merging import merged
 from dlion_operator.children.pods import (
     Document,
@@ -40,6 +41,8 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
     }
     if job.may_grow:
         metadata["annotations"][RANKS_ANNOTATION] = BY_GROUP
+    else:
+        metadata["annotations"][names.ALL_WORKERS_ANNOTATION] = first_counts.written(job)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -3,8 +3,9 @@
 Proves: Jobs are patched in size alone, both counts together; a group grows beyond what the run
 began with and shrinks again, and every rank stands; where policy or topology has to know its
 workers beforehand, and in runs of an operator that counted ranks, a group grows back to what it
-had, and the status says so; who is no longer wanted counts no more. Left out: pods that really
-come and go (tests/local/test_pods, tests/cluster).
+had, the status says so, and ranks stand whatever other sites' counts become; who is no longer
+wanted counts no more. Left out: pods that really come and go (tests/local/test_pods,
+tests/cluster).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dlion_api.cluster_names import ALL_WORKERS_ANNOTATION
 from dlion_api.spec import RANKS_ANNOTATION
 from dlion_operator.decisions import Decision, OpenRun, Patch
 from operator_world import World, dlion_job, ready_reason
@@ -85,3 +87,39 @@ def test_a_run_that_counted_its_ranks_goes_on_with_them() -> None:
         del job["metadata"]["annotations"][RANKS_ANNOTATION]
     assert ranks(scale(world, 2)) == {"small-0": 0, "small-1": 1, "large-0": 4}
     assert patches(scale(world, 9)) == [{"parallelism": 4, "completions": 4}]
+
+
+def between_others(workers_before: int) -> World:
+    """A run of counted ranks at this site, whose ranks begin after those of the first site."""
+    sites = [
+        {"name": name, "groups": [{"name": "small", "workers": count}]}
+        for name, count in (("plant-0", workers_before), ("plant-a", 2), ("plant-z", 1))
+    ]
+    world = World(dlion_job(sites=sites, exchange={"policy": "hop"}))
+    world.make_jobs()
+    world.train()
+    return world
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_counted_ranks_stand_whatever_is_scaled_at_another_site(workers: int) -> None:
+    world = between_others(3)
+    before = [(each.site, each.index, each.rank) for each in opened(world).workers]
+    assert before[3:5] == [("plant-a", 0, 3), ("plant-a", 1, 4)]
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = workers
+    after = opened(world)  # what it decides is from what is kept in the cluster alone
+    assert [(each.site, each.index, each.rank) for each in after.workers] == before
+    assert after.job.workers() == after.workers
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[1]", '{"plant-0": 7}', '{"plant-0":{"small":-1}}'])
+def test_jobs_that_do_not_keep_all_counts_are_read_with_the_manifest(kept: str) -> None:
+    """Those of an earlier operator, or edited."""
+    world = between_others(3)
+    world.jobs["small"]["metadata"]["annotations"][ALL_WORKERS_ANNOTATION] = kept
+    assert [each.rank for each in opened(world).workers if each.site == "plant-a"] == [3, 4]
+
+
+def opened(world: World) -> OpenRun:
+    (found,) = [each for each in world.look().actions if isinstance(each, OpenRun)]
+    return found
