@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from dlion_api.cluster_names import GROUP_LABEL
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
 from dlion_api.status import Reason
 from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
 from dlion_operator.observed import Observed, RunView, Trouble
@@ -55,14 +56,14 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
 
 
 def _training(run: Run, view: RunView, now: datetime) -> Finding:
-    sites = [site for site in view.ready if view.takes_part(site)]
-    quorum = run.job.spec.min_sites
+    training = {site: _train_along(view, site) for site in {*view.ready, *view.linked}}
+    sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
         return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *_away(view)]))
-    here = view.ready.get(run.site, 0)
+    here = training.pop(run.site, 0)
     elsewhere = run.size_of_all(view) - run.size
-    there = sum(view.ready[site] for site in sites if site != run.site)
+    there = sum(training.values())
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
         words += _away(view)
@@ -72,6 +73,16 @@ def _training(run: Run, view: RunView, now: datetime) -> Finding:
     workers = "worker trains" if here + there == 1 else "workers train"
     said = _joined([f"{here + there} {workers}", *run.too_many, *_away(view)])
     return Finding(Situation.TRAINING, Reason.TRAINING, said)
+
+
+def _train_along(view: RunView, site: SiteName) -> int:
+    """Workers of that site that train along, as far as is known here: its operator says so, or,
+    while that is not heard or has not heard from all of them yet, links do. Without federation the
+    workers that have joined."""
+    there, ready, linked = view.remote.get(site), view.ready.get(site, 0), view.linked.get(site, 0)
+    if there is None or (there.is_reachable and there.knows_all):
+        return ready
+    return max(ready, linked) if linked or there.is_reachable else 0
 
 
 def _starting(run: Run, view: RunView) -> Finding:

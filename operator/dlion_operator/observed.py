@@ -47,6 +47,8 @@ class RemoteView:
     """What stands in the way, for people; empty: nothing."""
     has_run: bool = False
     """Whether it has said that it serves this run."""
+    knows_all: bool = False
+    """Whether it has heard from every worker that is there."""
     agrees: bool = True
     """Whether its manifest is the one here."""
     spec_hash: str = ""
@@ -76,20 +78,12 @@ class RunView:
     """Of this site's foremost worker."""
     samples_per_s: float = 0.0
     """Of this site's workers."""
-    linked: frozenset[SiteName] = frozenset()
-    """Sites with whose workers some worker here is linked."""
+    linked: Mapping[SiteName, int] = field(default_factory=dict)
+    """Workers with whom some worker here is linked, by site."""
     remote: Mapping[SiteName, RemoteView] = field(default_factory=dict)
     """The other sites of the manifest; empty where this site knows of no others."""
     drift: str = ""
     """Where the sites' manifests differ; empty: nowhere, as far as is known."""
-
-    def takes_part(self, site: SiteName) -> bool:
-        """Whether that site's workers train along, as far as is known here: its operator says so,
-        or, while that is away, links do. Without federation the workers that have joined count."""
-        there = self.remote.get(site)
-        if not self.ready.get(site, 0):
-            return False
-        return there is None or there.is_reachable or site in self.linked
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _view(
         heartbeat_age_s=hearing.heartbeat_age_s,
         problem=problem,
         has_run=True,
+        knows_all=report.workers.settled,
         agrees=agrees,
         spec_hash=report.spec.spec_hash,
         workers=len(report.workers.wanted) if agrees else None,

@@ -6,7 +6,8 @@ Fed by the coordinator with every record of every worker; read when a status is 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.membership import Membership
@@ -101,11 +102,20 @@ class RunProgress:
         """Of all workers that report here, together."""
         return sum(map(_samples_per_s, self._workers.values()))
 
-    def linked_sites(self) -> frozenset[SiteName]:
-        """The sites with whose workers some worker here was linked when it last said so."""
+    def linked(self, membership: Membership) -> Mapping[SiteName, int]:
+        """How many workers of each site some worker that is there was linked with when it last
+        spoke of its links."""
         sites = {worker.rank: worker.site for worker in self._members}
-        peers = {peer for (_, peer), link in self._links.items() if link.connected}
-        return frozenset(sites[peer] for peer in peers if peer in sites)
+        ready = {member.identity.rank for member in membership.ready()}
+        last_s: dict[Rank, float] = {}
+        for (rank, _), link in self._links.items():
+            last_s[rank] = max(link.time_s, last_s.get(rank, link.time_s))
+        peers = {
+            peer
+            for (rank, peer), link in self._links.items()
+            if link.connected and rank in ready and link.time_s == last_s[rank]
+        }
+        return Counter(sites[peer] for peer in peers if peer in sites)
 
     def links(self, membership: Membership) -> LinkStatus | None:
         """The links between workers that are there, and the slowest pair of sites; None: none."""

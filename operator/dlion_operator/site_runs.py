@@ -277,7 +277,7 @@ class SiteRuns:
             links=served.progress.links(membership),
             iteration=served.progress.iteration(),
             samples_per_s=served.progress.samples_per_s(),
-            linked=served.progress.linked_sites(),
+            linked=served.progress.linked(membership),
         )
         own, neighbours = self._authority.site, self._neighbours
         if neighbours is None:

@@ -120,7 +120,7 @@ def test_drift_is_a_condition_with_an_event_once() -> None:
 def test_a_silent_site_takes_part_while_links_stand() -> None:
     at = world(minSites=2)
     silent = replace(HEARD, is_reachable=False, heartbeat_age_s=50.0, problem="silent for 50 s")
-    linked = look(at, silent, training=True, ready=2, linked=frozenset({B}))
+    linked = look(at, silent, training=True, ready=2, linked={B: 2})
     assert ready_reason(linked) == ("Training", "4 workers train; plant-b: silent for 50 s")
     assert site(linked)["state"] == "Unreachable"
     alone = look(at, silent, training=True, ready=2)
@@ -132,6 +132,23 @@ def test_a_silent_site_takes_part_while_links_stand() -> None:
         "2 of 2 workers train here, 0 of 2 elsewhere; plant-b: silent for 50 s",
     )
     assert truths(alone)["Degraded"] == "True"
+
+
+def test_links_count_where_no_operator_knows_the_workers_yet() -> None:
+    """Both operators have started anew: nobody has joined, or told of it, that trains along."""
+    at = world(minSites=2)
+    silent = RemoteView(problem="its operator has said nothing yet")
+    early = replace(HEARD, knows_all=False)
+    opened_late = RemoteView(is_reachable=True, heartbeat_age_s=1.0, problem="not there")
+    for there in (silent, early, opened_late):
+        linked = look(at, there, training=True, ready=0, linked={A: 1, B: 2})
+        assert ready_reason(linked)[0] == "Training"
+        assert ready_reason(linked)[1].startswith("4 workers train")
+        some = look(at, there, training=True, ready=0, linked={B: 1})
+        assert ready_reason(some)[0] == "PeersLost"
+        assert ready_reason(look(at, there, training=True, ready=0))[0] == "BelowQuorum"
+    known = look(at, replace(HEARD, knows_all=True), training=True, ready=0, linked={B: 2})
+    assert ready_reason(known)[0] == "BelowQuorum"  # its operator knows better than old links
 
 
 def test_heartbeats_alone_write_no_status() -> None:

@@ -1,7 +1,8 @@
 """Facts: progress and time left follow whichever end comes first, from the pace that is measured;
 an operator that starts anew in mid-run reckons as before; the figures are means over replicas,
 without those that are not finite; the pair of sites with the least bandwidth is named; what a
-worker says of peers that cannot be is not kept.
+worker says of peers that cannot be is not kept; links count that a worker that is there spoke of
+last.
 
 Left out: which record is believed (tests/unit/coordinator), how a status is written.
 """
@@ -9,6 +10,7 @@ Left out: which record is believed (tests/unit/coordinator), how a status is wri
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,3 +168,22 @@ def test_peers_that_cannot_be_cost_no_memory() -> None:
     progress = fed(job(), *(link(0, 10**6 + number, 1.0) for number in range(5000)))
     assert not progress._links
     assert progress.links(Membership(1, job().key, 3)) is None
+
+
+def there(*ranks: int) -> Membership:
+    members = [Member(w, 1, MemberState.READY, "") for w in job().workers() if w.rank in ranks]
+    return Membership(1, job().key, 3, tuple(members))
+
+
+def test_links_count_that_a_worker_that_is_there_spoke_of_last() -> None:
+    progress = RunProgress(job())
+    for peer in (1, 2):
+        progress.take(link(0, peer, None))
+    assert progress.linked(there(0)) == {"b": 1, "c": 1}
+    progress.take(replace(link(0, 1, None), time_s=2.0))  # of the other no more is said
+    assert progress.linked(there(0)) == {"b": 1}
+    progress.take(replace(link(0, 1, None, connected=False), time_s=3.0))
+    assert progress.linked(there(0)) == {}
+    progress.take(link(1, 0, None))
+    assert progress.linked(there(0)) == {}  # who said so is not there
+    assert progress.linked(there(0, 1)) == {"a": 1}
