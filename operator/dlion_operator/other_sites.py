@@ -13,7 +13,7 @@ from typing import Protocol
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_operator.federation.drift import differences
+from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView
@@ -56,7 +56,7 @@ def _view(
     hearing, problem = neighbours.hearing(name), neighbours.problem(name)
     if report is None:
         return RemoteView(hearing.reachable, hearing.heartbeat_age_s, problem or NOT_THERE)
-    agrees = report.spec.spec_hash == spec_print.spec_hash
+    agrees = agree(report.spec, spec_print)
     return RemoteView(
         is_reachable=hearing.reachable,
         heartbeat_age_s=hearing.heartbeat_age_s,
@@ -138,7 +138,7 @@ def workers_of_all(
     told = {
         site: report.workers.wanted
         for site, report in reports.items()
-        if report.spec.spec_hash == spec_print.spec_hash
+        if agree(report.spec, spec_print)
     }
     kept = [worker for worker in workers if worker.site == own or worker.site not in told]
     ranks = {worker.rank for worker in kept}
@@ -162,11 +162,12 @@ def members_elsewhere(
     run no more, those that were there are lost.
     """
     known = {member.identity: member for member in membership.members}
+    agreeing = {site for site, report in reports.items() if agree(report.spec, spec_print)}
     told = [
         member
-        for report in reports.values()
+        for site, report in reports.items()
         for member in report.workers.members
-        if report.spec.spec_hash == spec_print.spec_hash or member.identity in known
+        if site in agreeing or member.identity in known
     ]
     gone = [
         replace(member, state=MemberState.LOST)
@@ -200,13 +201,13 @@ def judged_replicas(
     against: those that train along or may yet. `gone` are sites without the run."""
     members = {member.identity: member for member in membership.members}
     left = frozenset[Rank]().union(*(report.workers.left for report in reports.values()))
+    differing = {site for site, each in reports.items() if not agree(each.spec, spec_print)}
 
     def counts(worker: WorkerIdentity) -> bool:
         if worker.site in gone or worker.rank in left:
             return False
         if (member := members.get(worker)) is not None:
             return member.state is not MemberState.FINISHED
-        report = reports.get(worker.site)  # one that differs lets in nobody new
-        return report is None or report.spec.spec_hash == spec_print.spec_hash
+        return worker.site not in differing  # nobody new of it is let in
 
     return [worker.rank for worker in workers if counts(worker)]

@@ -328,6 +328,10 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
         Scene.identity, [HELLO, changed(lambda run: setattr(run.spec, "spec_hash", b"short"))],
         RefusalReason.MALFORMED,
     ),
+    "a default of no field": (
+        Scene.identity, [HELLO, changed(lambda run: run.spec.defaults.append("other"))],
+        RefusalReason.MALFORMED,
+    ),
     "a rank twice": (
         Scene.identity,
         [HELLO, changed(lambda run: run.workers.members.append(run.workers.members[0]))],

@@ -1,6 +1,6 @@
 """Facts: any bytes that arrive become a statement or a ContractError; what is said survives the
 wire; over any timeline of reports, losses, restarts and streams, the other end knows at last what
-is the case, and names no member that was never said.
+is the case, and names no member that was never said; two sites say the same of whether they agree.
 
 Left out: examples with their reasons (tests/unit/federation).
 """
@@ -17,6 +17,7 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.events import Greeted, Refuse, Told
 from dlion_operator.federation.messages import greeting_of, statement_of, to_wire
 from dlion_operator.federation.reports import (
@@ -51,13 +52,18 @@ SITE_WORKERS = st.builds(
     st.booleans(),
     left=st.frozensets(st.sampled_from([worker.rank for worker in WORKERS])),
 )
-PRINTS = st.builds(
-    SpecPrint,
-    st.binary(min_size=32, max_size=32).map(bytes.hex),
-    st.dictionaries(
-        st.sampled_from(["a.b", "c", "d[e]"]), st.binary(min_size=8, max_size=8), max_size=3
-    ),
-)
+PATHS = st.sampled_from(["a.b", "c", "d[e]"])
+
+
+@st.composite
+def prints(draw: st.DrawFn) -> SpecPrint:
+    """Of any release, which may not know all fields."""
+    fields = draw(st.dictionaries(PATHS, st.binary(min_size=8, max_size=8), max_size=3))
+    defaults = draw(st.frozensets(PATHS)) & fields.keys()
+    return SpecPrint(draw(st.binary(min_size=32, max_size=32)).hex(), fields, defaults)
+
+
+PRINTS = prints()
 FIGURES = st.builds(Figures, st.booleans(), st.integers(0, 2**53), st.floats(0, 1e9))
 REPORTS = st.builds(RunReport, PRINTS, SITE_WORKERS, FIGURES)
 RUN = st.sampled_from(RUNS)
@@ -148,3 +154,21 @@ def test_the_other_end_knows_at_last_what_is_the_case(
         said = {each.identity for each in truth[run].workers.members}
         for member in known.workers.members:
             assert member.state is not MemberState.READY or member.identity in said
+
+
+@given(PRINTS, PRINTS)
+def test_two_sites_are_of_one_mind_whether_they_agree(one: SpecPrint, other: SpecPrint) -> None:
+    assert agree(one, other) == agree(other, one)
+    assert agree(one, replace(one, spec_hash=other.spec_hash))
+    named = differences({A: one, B: other})
+    assert bool(named) == (not agree(one, other))
+    assert named == differences({B: other, A: one})
+
+
+@given(PRINTS, st.frozensets(PATHS))
+def test_a_release_that_knows_fewer_fields_agrees_where_none_of_them_is_written(
+    newer: SpecPrint, unknown: frozenset[str]
+) -> None:
+    fields = {path: value for path, value in newer.fields.items() if path not in unknown}
+    older = SpecPrint("0" * 64, fields, newer.defaults - unknown)
+    assert agree(newer, older) == (unknown & newer.fields.keys() <= newer.defaults)

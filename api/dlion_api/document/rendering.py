@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dlion_api.document.shapes import (
+    FieldShape,
     FreeShape,
     ListShape,
     MapShape,
@@ -16,27 +18,49 @@ from dlion_api.document.shapes import (
 )
 
 
-def to_document(document: object, *, hashed_only: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Selection:
+    """Which fields are rendered."""
+
+    hashed_only: bool = False
+    without_defaults: bool = False
+
+    def takes(self, field: FieldShape, value: Any) -> bool:
+        """Whether that field is rendered with that value."""
+        if value is None or (self.hashed_only and not field.hashed):
+            return False
+        return field.required or not self.without_defaults or value != field.default
+
+
+ALL = Selection()
+
+
+def to_document(
+    document: object, *, hashed_only: bool = False, without_defaults: bool = False
+) -> dict[str, Any]:
     """The document that an object stands for; what is absent (None) stays absent.
 
-    With `hashed_only` without the fields that are declared `hashed=False`.
+    With `hashed_only` without the fields that are declared `hashed=False`; `without_defaults`
+    without those that need not be written, as they have the value that they would have anyway.
     """
-    rendered: dict[str, Any] = render(shape_of(type(document)), document, hashed_only)
+    selection = Selection(hashed_only, without_defaults)
+    rendered: dict[str, Any] = render(shape_of(type(document)), document, selection)
     return rendered
 
 
-def render(shape: Shape, value: Any, hashed_only: bool = False) -> Any:
+def render(shape: Shape, value: Any, selection: Selection = ALL) -> Any:
     """One value of that shape as JSON has it."""
     match shape:
         case ScalarShape() | QuantityShape() | FreeShape():
             return value
         case ListShape(item=item):
-            return [render(item, each, hashed_only) for each in value]
+            return [render(item, each, selection) for each in value]
         case MapShape(value=item):
-            return {key: render(item, each, hashed_only) for key, each in value.items()}
+            return {key: render(item, each, selection) for key, each in value.items()}
         case ObjectShape(fields=fields):
+            values = ((field, getattr(value, field.attribute)) for field in fields)
             return {
-                field.name: render(field.shape, getattr(value, field.attribute), hashed_only)
-                for field in fields
-                if getattr(value, field.attribute) is not None and (field.hashed or not hashed_only)
+                field.name: render(field.shape, each, selection)
+                for field, each in values
+                if selection.takes(field, each)
             }

@@ -295,11 +295,12 @@ class Job:
         """The manifest with defaults filled in, ready for JSON."""
         return to_document(self)
 
-    def compared(self) -> dict[str, Any]:
+    def compared(self, *, without_defaults: bool = False) -> dict[str, Any]:
         """What must be the same at every site: the spec, with defaults, without the fields that
-        sites may differ in (declared `hashed=False`).
+        sites may differ in (declared `hashed=False`). `without_defaults`: only what has to be
+        written to get there.
         """
-        return to_document(self.spec, hashed_only=True)
+        return to_document(self.spec, hashed_only=True, without_defaults=without_defaults)
 
     def hash(self) -> str:
         """SHA-256 of what must be the same at every site (`compared`)."""

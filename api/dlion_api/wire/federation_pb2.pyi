@@ -174,21 +174,27 @@ class RunSpec(_message.Message):
 
     SPEC_HASH_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    DEFAULTS_FIELD_NUMBER: _builtins.int
     spec_hash: _builtins.bytes
     """SHA-256 of the whole of it"""
     @_builtins.property
     def fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """each field's path to the first bytes of the hash of its value"""
 
+    @_builtins.property
+    def defaults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those of the paths whose fields need not be written"""
+
     def __init__(
         self,
         *,
         spec_hash: _builtins.bytes = ...,
         fields: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        defaults: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "spec_hash", b"spec_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "fields", b"fields", "spec_hash", b"spec_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,7 +115,10 @@ def _spec(spec: wire.RunSpec) -> SpecPrint:
         _short("path of a field", path, MAX_PATH_BYTES)
         if not path.isprintable() or len(value) != FIELD_HASH_BYTES:
             raise ContractError(f"field {path!r:.80}: not a printable path and a hash")
-    return SpecPrint(spec.spec_hash.hex(), dict(spec.fields))
+    fields, defaults = dict(spec.fields), frozenset(spec.defaults)
+    if len(spec.defaults) > len(fields) or not defaults <= fields.keys():
+        raise ContractError("defaults: a path twice, or one that is not among the fields")
+    return SpecPrint(spec.spec_hash.hex(), fields, defaults)
 
 
 def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:
@@ -214,8 +217,7 @@ def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
 def _report(said: Said) -> wire.RunReport:
     report = wire.RunReport(run=str(said.run))
     if said.spec is not None:
-        spec_hash = bytes.fromhex(said.spec.spec_hash)
-        report.spec.CopyFrom(wire.RunSpec(spec_hash=spec_hash, fields=dict(said.spec.fields)))
+        report.spec.CopyFrom(_wire_spec(said.spec))
     if said.workers is not None:
         report.workers.CopyFrom(_wire_workers(said.workers))
     if said.figures is not None:
@@ -228,6 +230,14 @@ def _report(said: Said) -> wire.RunReport:
             )
         )
     return report
+
+
+def _wire_spec(spec: SpecPrint) -> wire.RunSpec:
+    return wire.RunSpec(
+        spec_hash=bytes.fromhex(spec.spec_hash),
+        fields=dict(spec.fields),
+        defaults=sorted(spec.defaults),
+    )
 
 
 def _wire_workers(workers: SiteWorkers) -> wire.RunWorkers:

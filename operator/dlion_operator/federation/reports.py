@@ -33,12 +33,24 @@ class SpecPrint:
     """As `dlion_api.spec.Job.hash` has it."""
     fields: Mapping[str, bytes]
     """From a field's path to the hash of its value."""
+    defaults: frozenset[str] = frozenset()
+    """Those of the fields that need not be written: another release may not know them."""
 
     @classmethod
     def of(cls, job: Job) -> SpecPrint:
         """That job's."""
         leaves = sorted(_leaves("", job.compared()))[:MAX_FIELDS]
-        return cls(job.hash(), {_bounded(path): _hash(text) for path, text in leaves})
+        written = {path for path, _ in _leaves("", job.compared(without_defaults=True))}
+        return cls(
+            job.hash(),
+            {_bounded(path): _hash(text) for path, text in leaves},
+            frozenset(_bounded(path) for path, _ in leaves if path not in written),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every field is told apart."""
+        return len(self.fields) < MAX_FIELDS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from dlion_api.document import parse, to_document
 from dlion_api.names import JobKey
-from dlion_api.spec import change_problems, load_job
+from dlion_api.spec import Spec, change_problems, load_job
 from dlion_api.status import Condition, State, state_of
 from manifest_table import ACCEPTED, Case, changed, smallest
 
@@ -67,6 +68,14 @@ def test_writing_defaults_out_changes_neither_job_nor_hash(case: Case) -> None:
     again = load_job(job.to_document())
     assert again == job
     assert again.hash() == job.hash()
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name)
+def test_what_need_not_be_written_is_filled_in_again(case: Case) -> None:
+    spec = load_job(case.document).spec
+    written = to_document(spec, without_defaults=True)
+    assert parse(Spec, written) == spec
+    assert written.keys() <= {*case.document["spec"]}
 
 
 @pytest.mark.parametrize("path", EXEMPT)

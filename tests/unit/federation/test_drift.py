@@ -1,6 +1,7 @@
 """Facts: fields that sites may differ in are no drift; any other is named by its path, also in
 lists of named things and where only one site has it; the site that differs from most is the one
-that is named, in the same words at every site.
+that is named, in the same words at every site; a field that one site's release does not know is no
+drift where it need not be written, and what the whole hashes to is none.
 
 Left out: how hashes travel (test_messages).
 """
@@ -14,8 +15,8 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
-from dlion_operator.federation.drift import differences
-from dlion_operator.federation.reports import MAX_PATH_BYTES, SpecPrint
+from dlion_operator.federation.drift import agree, differences
+from dlion_operator.federation.reports import MAX_FIELDS, MAX_PATH_BYTES, SpecPrint
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 
@@ -119,3 +120,57 @@ def test_a_path_that_cannot_be_shown_is_one_that_another_site_takes() -> None:
     paths = [p for p in printed(("exchange", exchange)).fields if "odd" in p]
     assert len(paths) == 2
     assert all(path.isprintable() for path in paths)
+
+
+def known_to(spec_print: SpecPrint, *, without: str) -> SpecPrint:
+    """As a release has it that does not know that field."""
+    fields = {path: value for path, value in spec_print.fields.items() if path != without}
+    whole = f"{int(spec_print.spec_hash, 16) ^ 1:064x}"
+    return SpecPrint(whole, fields, spec_print.defaults - {without})
+
+
+def test_a_field_that_one_release_does_not_know_is_no_drift_where_it_is_not_written() -> None:
+    """Its default written out is the same: an API server does so by itself."""
+    for newer in (printed(), printed(("trainer.seed", printed_seed()))):
+        older = known_to(newer, without="trainer.seed")
+        assert agree(newer, older)
+        assert agree(older, newer)
+        assert differences({A: newer, B: older, C: older}) == ()
+    other = known_to(printed(("minSites", 2)), without="trainer.seed")
+    (found,) = differences({A: printed(), B: other})
+    assert found.paths == ("minSites",)
+
+
+def printed_seed() -> int:
+    return load_job(MANIFEST).spec.trainer.seed
+
+
+def test_a_field_that_one_release_does_not_know_is_drift_where_it_is_written() -> None:
+    written = printed(("trainer.seed", 7))
+    older = known_to(written, without="trainer.seed")
+    for sites in ({A: written, B: older}, {A: older, B: written}):
+        (found,) = differences(sites)
+        assert found.paths == ("trainer.seed",)
+
+
+def test_another_default_of_another_release_is_drift() -> None:
+    mine = printed()
+    theirs = SpecPrint("0" * 64, {**mine.fields, "trainer.seed": b"another!"}, mine.defaults)
+    assert "trainer.seed" in mine.defaults
+    assert not agree(mine, theirs)
+
+
+def test_the_site_that_most_agree_with_is_right_whatever_release_they_have() -> None:
+    newer, older = printed(), known_to(printed(), without="trainer.seed")
+    (found,) = differences({A: printed(("minSites", 2)), B: newer, C: older})
+    assert (found.site, found.reference, found.paths) == (A, B, ("minSites",))
+
+
+def test_of_more_fields_than_are_told_apart_the_whole_decides() -> None:
+    def large(last: int) -> SpecPrint:
+        parameters = {f"k{at:05d}": at for at in range(MAX_FIELDS)}
+        return printed(("exchange", {"policy": "mine", "parameters": {**parameters, "z": last}}))
+
+    assert agree(large(1), large(1))
+    (found,) = differences({A: large(1), B: large(2)})
+    assert "a field that is not told apart" in str(found)
