@@ -13,7 +13,7 @@ from typing import Any
 
 from dlion_api.membership import Member
 from dlion_api.names import JobKey, Rank, WorkerIdentity
-from dlion_api.spec import Job
+from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
 
 MAX_FIELDS = 2048
@@ -21,6 +21,8 @@ MAX_FIELDS = 2048
 MAX_WORKERS = MOST_GROUPS * MOST_WORKERS
 """Of one site."""
 MAX_PATH_BYTES = 200
+RANKS_PATH = f"metadata.annotations[{RANKS_ANNOTATION}]"
+"""How workers are numbered, where pods and keeper have it; part of what is compared."""
 FIELD_HASH_BYTES = 8
 """Enough to tell two values of one field apart, too little to try values out on."""
 
@@ -38,14 +40,14 @@ class SpecPrint:
 
     @classmethod
     def of(cls, job: Job) -> SpecPrint:
-        """That job's."""
-        leaves = sorted(_leaves("", job.compared()))[:MAX_FIELDS]
+        """That job's, with ranks as the job has them."""
+        leaves = sorted(_leaves("", job.compared()))[: MAX_FIELDS - 1]
         written = {path for path, _ in _leaves("", job.compared(without_defaults=True))}
-        return cls(
-            job.hash(),
-            {_bounded(path): _hash(text) for path, text in leaves},
-            frozenset(_bounded(path) for path, _ in leaves if path not in written),
-        )
+        fields = {_bounded(path): _hash(text) for path, text in leaves}
+        defaults = {_bounded(path) for path, _ in leaves if path not in written}
+        # Nobody writes it; releases may number the workers of one manifest in different ways.
+        fields[RANKS_PATH] = _hash(_text(BY_GROUP if job.may_grow else ""))
+        return cls(job.hash(), fields, frozenset({*defaults, RANKS_PATH}))
 
     @property
     def is_whole(self) -> bool:

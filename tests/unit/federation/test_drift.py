@@ -1,7 +1,8 @@
 """Facts: fields that sites may differ in are no drift; any other is named by its path, also in
 lists of named things and where only one site has it; the site that differs from most is the one
 that is named, in the same words at every site; a field that one site's release does not know is no
-drift where it need not be written, and what the whole hashes to is none.
+drift where it need not be written, and what the whole hashes to is none; how workers are numbered
+is compared, too.
 
 Left out: how hashes travel (test_messages).
 """
@@ -174,3 +175,15 @@ def test_of_more_fields_than_are_told_apart_the_whole_decides() -> None:
     assert agree(large(1), large(1))
     (found,) = differences({A: large(1), B: large(2)})
     assert "a field that is not told apart" in str(found)
+
+
+def test_how_workers_are_numbered_is_compared() -> None:
+    """A run goes on as it began, and another release may number them otherwise."""
+    job = load_job(MANIFEST)
+    counted, by_group = SpecPrint.of(job), SpecPrint.of(job.with_room_to_grow())
+    assert counted.spec_hash == by_group.spec_hash
+    (found,) = differences({A: by_group, B: counted})
+    assert found.paths == ("metadata.annotations[dlion.dev/ranks]",)
+    silent = known_to(by_group, without="metadata.annotations[dlion.dev/ranks]")
+    assert agree(silent, by_group)
+    assert agree(silent, counted)
