@@ -118,7 +118,8 @@ def _spec(spec: wire.RunSpec) -> SpecPrint:
     fields, defaults = dict(spec.fields), frozenset(spec.defaults)
     if len(spec.defaults) > len(fields) or not defaults <= fields.keys():
         raise ContractError("defaults: a path twice, or one that is not among the fields")
-    return SpecPrint(spec.spec_hash.hex(), fields, defaults)
+    # One text for a path, however often it was sent.
+    return SpecPrint(spec.spec_hash.hex(), fields, frozenset(p for p in fields if p in defaults))
 
 
 def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:

@@ -24,6 +24,7 @@ from dlion_operator.federation.events import (
     Refuse,
     Told,
 )
+from dlion_operator.federation.memory import kept_bytes
 from dlion_operator.federation.reports import (
     MAX_WORKERS,
     Beat,
@@ -41,6 +42,8 @@ GONE_AFTER_S = 60.0
 has started anew opens its runs long before."""
 MAX_RUNS = 1024
 """Of one site."""
+MAX_KEPT_BYTES = 32 * 1024 * 1024
+"""Of one site's reports in memory: some 40,000 workers, or `MAX_RUNS` runs of a few."""
 
 
 @dataclass
@@ -51,6 +54,8 @@ class _Site:
     reports: dict[JobKey, RunReport] = field(default_factory=dict)
     named: dict[JobKey, int] = field(default_factory=dict)
     """The stream that named each run last."""
+    kept_bytes: dict[JobKey, int] = field(default_factory=dict)
+    """What each report takes in memory."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +145,26 @@ class Federation:
             if before is None and len(site.reports) >= MAX_RUNS:
                 message = f"more than {MAX_RUNS} runs; end some"
                 return (Refuse(RefusalReason.TOO_MUCH, message),)
-        site.named[said.run] = stream
         report = _joined(before, said)
         if report == before:
+            site.named[said.run] = stream
             return ()
+        if said.spec is not None or said.workers is not None:
+            size = kept_bytes(report)
+            others = sum(each for run, each in site.kept_bytes.items() if run != said.run)
+            if others + size > MAX_KEPT_BYTES:
+                message = f"runs that take more than {MAX_KEPT_BYTES} bytes here; end some"
+                return (Refuse(RefusalReason.TOO_MUCH, message),)
+            site.kept_bytes[said.run] = size
         site.reports[said.run] = report
+        site.named[said.run] = stream
         return (News(said.run),)
 
     def _gone(self, site: _Site, runs: Collection[JobKey]) -> tuple[Instruction, ...]:
         news = []
         for run in runs:
             if site.reports.pop(run, None) is not None:
-                del site.named[run]
+                del site.named[run], site.kept_bytes[run]
                 news.append(News(run))
         return tuple(news)
 

@@ -1,0 +1,147 @@
+"""Facts: what is kept of a site is counted as no less than Python really takes for it, and as not
+much more, whatever it consists of; a site may have so much of it, and no more.
+
+Left out: how a stream ends that says too much (tests/local/test_federation.py).
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.federation.events import Greeted, News, RefusalReason, Refuse, Told
+from dlion_operator.federation.memory import kept_bytes
+from dlion_operator.federation.messages import statement_of, to_wire
+from dlion_operator.federation.reports import (
+    Figures,
+    RunReport,
+    Said,
+    SaidGone,
+    SiteWorkers,
+    SpecPrint,
+)
+from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, Federation
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+RUN = JobKey("default", "digits", "1")
+
+
+def said(
+    run: JobKey = RUN,
+    *,
+    workers: int = 0,
+    fields: int = 0,
+    address: str = "",
+    evaluated: bool = False,
+) -> Said:
+    """A run with so many workers and fields."""
+    identities = tuple(
+        WorkerIdentity(Rank(1000 + at), B, f"group-{at // MOST_WORKERS}", at % MOST_WORKERS)
+        for at in range(workers)
+    )
+    members = tuple(
+        Member(each, 10**15 + each.rank, MemberState.READY, address, address) for each in identities
+    )
+    ranks = [each.rank for each in identities] if evaluated else []
+    accuracies = {rank: rank / 10**6 for rank in ranks}
+    paths = {f"exchange.parameters.number{at}": at.to_bytes(8) for at in range(fields)}
+    return Said(
+        run,
+        SpecPrint("0" * 64, paths, frozenset(paths) if evaluated else frozenset()),
+        SiteWorkers(identities, members, True, accuracies, frozenset(ranks)),
+        Figures(),
+    )
+
+
+def received(content: bytes) -> RunReport:
+    """As it is kept here: read from the wire."""
+    statement = statement_of(wire.Statement.FromString(content), B)
+    assert isinstance(statement, Said)
+    assert statement.spec is not None
+    assert statement.workers is not None
+    return RunReport(statement.spec, statement.workers, statement.figures or Figures())
+
+
+SHAPES = {
+    "many workers": said(workers=900),
+    "with accuracies": said(workers=900, evaluated=True),
+    "with addresses": said(workers=900, address="10.42.17.250:7440"),
+    "with long addresses": said(workers=900, address="a-name-that-is-rather-long." * 8),
+    "with wide letters": said(workers=900, address="\N{SNOWMAN}" * 80),
+    "many fields": said(fields=1000),
+    "with defaults": said(fields=1000, evaluated=True),
+    "as most are": said(workers=3, fields=90, address="10.42.17.250:7440"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_kept_is_counted_as_it_weighs(shape: str) -> None:
+    content = to_wire(SHAPES[shape]).SerializeToString()
+    received(content)  # whatever is made once and stays
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        report = received(content)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before <= kept_bytes(report) <= 2 * (after - before)
+
+
+def test_the_largest_site_fits() -> None:
+    largest = said(workers=MOST_GROUPS * MOST_WORKERS, fields=2000, address="x" * 100)
+    state = Federation(A, [B])
+    state.handle(Greeted(1, B, A, 0.0))
+    assert state.handle(Told(1, largest, 1.0)) == (News(RUN),)
+
+
+def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None:
+    small = [
+        said(JobKey("default", "digits", str(at)), workers=4, fields=100) for at in range(MAX_RUNS)
+    ]
+    assert kept(small) == MAX_RUNS
+    large = [
+        said(JobKey("default", "digits", str(at)), workers=5000, address="x" * 200)
+        for at in range(9)
+    ]
+    size = kept_bytes(received(to_wire(large[0]).SerializeToString()))
+    assert 1 < kept(large) == MAX_KEPT_BYTES // size < 9
+
+
+def test_what_has_grown_too_large_stays_as_it_was_and_what_goes_leaves_room() -> None:
+    state = Federation(A, [B])
+    state.handle(Greeted(1, B, A, 0.0))
+    assert state.handle(Told(1, said(), 1.0)) == (News(RUN),)
+    known = state.reports(RUN)
+    grown = said(workers=8000, address="\N{SNOWMAN}" * 2000)
+    for statement in (grown, replace(grown, run=replace(RUN, run_id="2"))):
+        (refused,) = state.handle(Told(1, statement, 2.0))
+        assert isinstance(refused, Refuse)
+        assert refused.reason is RefusalReason.TOO_MUCH
+        assert "end some" in refused.message
+    assert state.reports(RUN) == known
+    half, other = said(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
+    assert kept([half, replace(half, run=other)]) == 1
+    state.handle(Told(1, half, 3.0))
+    assert state.handle(Told(1, SaidGone(RUN), 4.0)) == (News(RUN),)
+    assert state.handle(Told(1, replace(half, run=other), 5.0)) == (News(other),)
+
+
+def kept(statements: list[Said]) -> int:
+    """How many of them are taken before one is refused."""
+    state = Federation(A, [B])
+    state.handle(Greeted(1, B, A, 0.0))
+    taken = 0
+    for statement in statements:
+        (answer,) = state.handle(Told(1, statement, 1.0))
+        if isinstance(answer, Refuse):
+            assert answer.reason is RefusalReason.TOO_MUCH
+            break
+        taken += 1
+    return taken
