@@ -367,7 +367,11 @@ def _told(
         bad = finding.situation in (Situation.FAILED, Situation.STUCK, Situation.DEGRADED)
         words = finding.message or finding.reason.value
         notices += (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
-    is_idle = finding.situation in (Situation.SUSPENDED, Situation.NOT_SELECTED)
+    # Of a suspended job nothing changes here, of its other sites something may.
+    is_alone = len(status.get("sites") or ()) < 2
+    is_idle = finding.situation is Situation.NOT_SELECTED or (
+        finding.situation is Situation.SUSPENDED and is_alone
+    )
     return Decision(actions, status, notices, None if is_idle else LOOK_AGAIN_S)
 
 

@@ -13,7 +13,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import Reason
 from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
-from dlion_operator.observed import Observed, RunView, Trouble
+from dlion_operator.observed import NOTHING_KNOWN, Observed, RunView, Trouble
 from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
 
@@ -28,7 +28,7 @@ _REASON_OF_EXIT = {
 
 def standing(run: Run, seen: Observed) -> Finding:
     """How a run that goes on stands."""
-    view = seen.run or RunView(open_s=0.0)
+    view = seen.run or NOTHING_KNOWN
     if view.stop_reason and view.training:
         # Workers leave one after the other: nobody is lost.
         return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")

@@ -86,6 +86,9 @@ class RunView:
     """Where the sites' manifests differ; empty: nowhere, as far as is known."""
 
 
+NOTHING_KNOWN = RunView(open_s=0.0)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A child that the API server will not have."""
@@ -107,6 +110,8 @@ class Observed:
     now: datetime
     authority_pem: str
     run: RunView | None = None
+    elsewhere: RunView = NOTHING_KNOWN
+    """What other sites say of the run, where it is not served here."""
     refused: Refusal | None = None
     """Of a child of this run, where the API server will not have it."""
     hindrance: str = ""

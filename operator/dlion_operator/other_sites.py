@@ -6,7 +6,8 @@ Called by `site_runs` with what the federation knows; `findings` and `statuses` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from dlion_api.spec import Job
 from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
-from dlion_operator.observed import RemoteView
+from dlion_operator.observed import RemoteView, RunView
 
 NOT_THERE = "its operator does not have this run; apply the manifest there, or resume it"
 DRIFT_ADVICE = "apply the same manifest at every site"
@@ -50,13 +51,24 @@ def remote_views(
     }
 
 
+def seen_from_outside(run: JobKey, sites: Collection[SiteName], neighbours: Neighbours) -> RunView:
+    """How a run that is not served here stands at those sites, whatever their manifests."""
+    told = neighbours.reports(run)
+    members = (each for site in sites if site in told for each in told[site].workers.members)
+    return RunView(
+        open_s=0.0,
+        ready=Counter(each.identity.site for each in members if each.state is MemberState.READY),
+        remote={site: _view(site, told.get(site), None, neighbours) for site in sites},
+    )
+
+
 def _view(
-    name: SiteName, report: RunReport | None, spec_print: SpecPrint, neighbours: Neighbours
+    name: SiteName, report: RunReport | None, spec_print: SpecPrint | None, neighbours: Neighbours
 ) -> RemoteView:
     hearing, problem = neighbours.hearing(name), neighbours.problem(name)
     if report is None:
         return RemoteView(hearing.reachable, hearing.heartbeat_age_s, problem or NOT_THERE)
-    agrees = agree(report.spec, spec_print)
+    agrees = spec_print is None or agree(report.spec, spec_print)
     return RemoteView(
         is_reachable=hearing.reachable,
         heartbeat_age_s=hearing.heartbeat_age_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
@@ -37,7 +37,7 @@ from dlion_operator.decisions import (
     StopRun,
 )
 from dlion_operator.notices import Notices
-from dlion_operator.observed import Observed, Refusal, RunView
+from dlion_operator.observed import NOTHING_KNOWN, Observed, Refusal, RunView
 from dlion_operator.patching import is_telemetry, merge_patch
 from dlion_operator.settings import Settings
 from dlion_operator.store import ObjectName, Store
@@ -82,6 +82,10 @@ class Runs(Protocol):
 
     def view(self, run: JobKey) -> RunView | None:
         """What is known of it; None: it is not served."""
+        ...
+
+    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        """What the other ones of these sites say of a run that is not served here."""
         ...
 
     def news(self, run: JobKey) -> tuple[Notice, ...]:
@@ -194,6 +198,8 @@ class Reconciler:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
         jobs = [job for job in self._store.of_job(Kind.JOB, name) if memory.uid in _owners(job)]
+        key = _key(document)
+        run = self._runs.view(key)
         job_uids = {job["metadata"].get("uid") for job in jobs}
         pods = [
             pod
@@ -206,7 +212,8 @@ class Reconciler:
             pods=pods,
             now=self._now(),
             authority_pem=self._runs.authority_pem(),
-            run=self._runs.view(_key(document)),
+            run=run,
+            elsewhere=NOTHING_KNOWN if run else self._runs.elsewhere(key, _sites(document)),
             refused=memory.refused,
             hindrance=memory.hindrance,
         )
@@ -262,6 +269,13 @@ class Reconciler:
 def _key(document: Document) -> JobKey:
     metadata, spec = document["metadata"], document.get("spec") or {}
     return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+
+
+def _sites(document: Document) -> list[SiteName]:
+    """The names of the manifest's sites, which may be wrong in any way."""
+    sites = (document.get("spec") or {}).get("sites")
+    named = sites if isinstance(sites, list) else []
+    return [SiteName(str(each.get("name"))) for each in named if isinstance(each, dict)]
 
 
 def _is_keeper(pod: Document) -> bool:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import TokenVerifier
 from dlion_operator.decisions import Notice
 from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
-from dlion_operator.observed import KNOWN_AFTER_S, RunView
+from dlion_operator.observed import KNOWN_AFTER_S, NOTHING_KNOWN, RunView
 from dlion_operator.other_sites import (
     Neighbours,
     believed,
@@ -30,6 +30,7 @@ from dlion_operator.other_sites import (
     judged_replicas,
     members_elsewhere,
     remote_views,
+    seen_from_outside,
     without_the_run,
     workers_of_all,
 )
@@ -287,6 +288,12 @@ class SiteRuns:
             remote=remote_views(served.job, own, served.spec_print, neighbours),
             drift=drift(served.job, own, served.spec_print, neighbours.reports(run)),
         )
+
+    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        if self._neighbours is None:
+            return NOTHING_KNOWN
+        others = [site for site in sites if site != self._authority.site]
+        return seen_from_outside(run, others, self._neighbours)
 
     def news(self, run: JobKey) -> tuple[Notice, ...]:
         served = self._served.get(run)

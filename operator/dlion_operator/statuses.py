@@ -38,7 +38,7 @@ def bare_status(finding: Finding, seen: Observed) -> dict[str, Any]:
 def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
     """The status of a job with a run here."""
     held = _conditions(finding, seen)
-    view = seen.run or RunView(open_s=0.0)
+    view = seen.run or seen.elsewhere
     ended = finding.situation in (Situation.SUCCEEDED, Situation.FAILED)
     total = run.size_of_all(view)
     sites = tuple(_site(site.name, run, view, seen) for site in run.job.spec.sites)

@@ -356,6 +356,28 @@ def test_the_target_is_judged_without_a_site_that_is_suspended(
 
 
 @federated
+async def test_a_site_that_does_not_serve_a_run_sees_how_it_is_elsewhere(
+    a: Operator, b: Operator
+) -> None:
+    job = manifest(at_b=2)
+    b.open(job)
+    at_b = b.join(job.workers()[1], job.hash())
+    await told(at_b, 1)
+
+    def there() -> RunView:
+        return a.runs.elsewhere(RUN, [A, B])
+
+    await until(lambda: there().ready == {B: 1})
+    assert set(there().remote) == {B}
+    view = there().remote[B]
+    assert (view.is_reachable, view.has_run, view.agrees, view.workers) == (True, True, True, 2)
+    b.runs.close(RUN.namespace, RUN.name)
+    await until(lambda: not there().remote[B].has_run)
+    assert there().remote[B].is_reachable
+    assert there().ready == {}
+
+
+@federated
 async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Operator) -> None:
     job = manifest()
     of_a, of_b = job.workers()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ from dlion_operator.cluster import (
 )
 from dlion_operator.decisions import Notice
 from dlion_operator.notices import Notices
-from dlion_operator.observed import RunView
+from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.store import ObjectName, Store
 from operator_world import SETTINGS, dlion_job
@@ -114,6 +114,8 @@ class NoWorkers:
 
     def __init__(self) -> None:
         self.seen: RunView | None = None
+        self.others = RunView(open_s=0.0)
+        self.asked: list[SiteName] = []
         self.open_runs: list[JobKey] = []
         self.told: tuple[Notice, ...] = ()
 
@@ -136,6 +138,10 @@ class NoWorkers:
 
     def view(self, run: JobKey) -> RunView | None:
         return self.seen
+
+    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        self.asked = list(sites)
+        return self.others
 
     def news(self, run: JobKey) -> tuple[Notice, ...]:
         told, self.told = self.told, ()
@@ -447,3 +453,26 @@ def test_what_workers_tell_is_posted_with_its_count() -> None:
     events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
     told = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
     assert told == [("plant-a/small-0: iteration 7", 3)]
+
+
+def test_a_job_that_is_not_served_shows_how_its_other_sites_are() -> None:
+    groups = [{"name": "small", "workers": 2}]
+    sites = [{"name": name, "groups": groups} for name in ("plant-a", "plant-b")]
+    site, other = Site(dlion_job(sites=sites, suspend=True)), SiteName("plant-b")
+    there = RemoteView(is_reachable=True, heartbeat_age_s=1.0, has_run=True, workers=2)
+    site.runs.others = RunView(open_s=0.0, ready={other: 2}, remote={other: there})
+    site.look()
+    assert site.runs.asked == ["plant-a", "plant-b"]
+    assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Ready"]
+    site.runs.seen, site.time_s = RunView(open_s=9.0), 99.0  # what is served speaks for itself
+    site.look()
+    assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Unreachable"]
+
+
+@pytest.mark.parametrize("sites", [None, "plant-a", {"plant-a": 1}, ["plant-a"], [{"name": 7}]])
+def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
+    document = dlion_job()
+    document["spec"]["sites"] = sites
+    site = Site(document)
+    site.look()
+    assert site.status()["state"] == "Failed"

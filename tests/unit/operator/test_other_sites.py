@@ -94,6 +94,26 @@ def test_why_a_site_is_not_there() -> None:
         assert (shown["state"], shown["message"], shown["workers"]) == (state, message, 2)
 
 
+def test_a_suspended_site_shows_how_the_others_are() -> None:
+    at = world()
+    at.document["spec"]["suspend"] = True
+    there = replace(HEARD, iteration=7, workers=3)
+    decision = at.look(elsewhere=RunView(open_s=0.0, ready={B: 3}, remote={B: there}))
+    shown = site(decision)
+    assert (shown["state"], shown["readyWorkers"], shown["workers"]) == ("Ready", 3, 3)
+    assert (shown["iteration"], shown["message"]) == (7, "")
+    assert truths(decision)["Suspended"] == "True"
+    assert decision.look_again_s is not None
+    silent = RemoteView(heartbeat_age_s=99.0, problem="nothing for long", has_run=True)
+    gone = site(at.look(elsewhere=RunView(open_s=0.0, remote={B: silent})))
+    assert (gone["state"], gone["message"]) == ("Unreachable", "nothing for long")
+
+
+def test_a_job_of_this_site_alone_is_not_looked_at_while_it_is_suspended() -> None:
+    at = World(dlion_job(suspend=True))
+    assert at.look().look_again_s is None
+
+
 def test_the_quorum_counts_sites_that_have_this_run_by_this_manifest() -> None:
     at = world(minSites=2)
     for there in (RemoteView(problem="gone"), replace(HEARD, agrees=False)):
