@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
     "site.name": "plant-b",
     "sites": sites("plant-a", "plant-c")["sites"],
     "federation.port": 18446,
+    "federation.certificateLifeSeconds": 60,
     "federation.service.type": "NodePort",
     "federation.service.nodePort": {"type": "LoadBalancer", "nodePort": 30446},
     "federation.service.annotations": {"a": "b"},
@@ -191,6 +192,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
     ("federation.port", 1023, "/federation/port"),
+    ("federation.certificateLifeSeconds", 59, "/federation/certificateLifeSeconds"),
+    ("federation.certificateLifeSeconds", 2**31, "/federation/certificateLifeSeconds"),
     ("federation.port", 7443, "coordinator.port and federation.port are both 7443"),
     ("federation.service.type", "ExternalName", "/federation/service/type"),
     ("federation.service.nodePort", 30446, "federation.service.type NodePort or LoadBalancer"),
@@ -234,8 +237,11 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "site": (nested("site.name", "a" * 40), "a" * 40),
     "namespaces": (nested("namespaces", ["ml", "edge"]), ("ml", "edge")),
     "federation": (
-        merged(sites("plant-a", "plant-b"), nested("federation.port", 18446)),
-        Federation(port=18446),
+        merged(
+            sites("plant-a", "plant-b"),
+            {"federation": {"port": 18446, "certificateLifeSeconds": 60}},
+        ),
+        Federation(port=18446, certificate_life_seconds=60),
     ),
     "sites": (
         sites("plant-a", "plant-b"),

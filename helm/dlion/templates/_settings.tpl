@@ -36,7 +36,9 @@ authority:
 metricsPort: {{ int .Values.metrics.port }}
 healthPort: {{ int .Values.health.port }}
 {{- if $others }}
-federation: {port: {{ int .Values.federation.port }}}
+federation:
+  port: {{ int .Values.federation.port }}
+  certificateLifeSeconds: {{ int .Values.federation.certificateLifeSeconds }}
 sites:
 {{- range $others }}
   - name: {{ .name | quote }}
