@@ -57,6 +57,10 @@ POD_CONFIG_KEY: Final = "pod.json"
 AUTHORITY_KEY: Final = "ca.pem"
 """Keys of the run's ConfigMap."""
 
+BUNDLE_KEY: Final = "ca.crt"
+"""Key of the ConfigMap in which an operator shows its authority's certificates: in its own
+namespace, of the same name as the authority's Secret, where nobody finds the key as well."""
+
 CONFIG_DIR: Final = "/etc/dlion"
 """The run's ConfigMap, in every container."""
 PROGRAM_DIR: Final = "/etc/dlion-program"

@@ -1,13 +1,11 @@
 """What a site's cluster tells other sites: its name, its bundle, how its operator is reached.
 
-Called by `trust`. Of the authority's Secret only the certificates are looked at; the key, which the
-API server sends along, is dropped as it comes.
+Called by `trust`. The bundle is read where the operator shows it, in a ConfigMap: nobody needs a
+right to the authority's Secret, which holds the key as well.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +24,6 @@ from dlion_cli.cluster import path_of
 if TYPE_CHECKING:
     from dlion_cli.cluster import Cluster
 
-_CERTIFICATES: Final = "tls.crt"
 _PORT: Final = "federation"
 _OPERATOR: Final = (
     f"{cluster_names.NAME_LABEL}={cluster_names.NAME},{cluster_names.COMPONENT_LABEL}=operator"
@@ -45,19 +42,19 @@ class SiteAuthority:
     """What an address has to be, where there is none."""
 
 
-def site_authority(cluster: Cluster, *, secret: str, address: str = "") -> SiteAuthority:
+def site_authority(cluster: Cluster, *, authority: str, address: str = "") -> SiteAuthority:
     """The site whose operator runs in that namespace; its Service is asked without an address.
 
-    Raises: AbsentError without such a Secret, DeniedError without the right to read it,
+    Raises: AbsentError without such a ConfigMap, DeniedError without the right to read it,
     DataError where it holds no authority of a site; and as `Cluster.get` does.
     """
-    bundle = _kept_bundle(cluster, secret)
+    bundle = _shown_bundle(cluster, authority)
     names = sorted(bundle.sites)
     if len(names) != 1:
         raise DataError(
-            f"Secret {cluster.namespace}/{secret}: its certificates name "
+            f"ConfigMap {cluster.namespace}/{authority}: its certificates name "
             f"{' and '.join(names) or 'no site'}; an operator's authority names its own. Name "
-            "another Secret with --secret (the chart's authority.secretName)"
+            "another with --authority (the chart's authority.secretName)"
         )
     hint = ""
     if not address:
@@ -65,29 +62,31 @@ def site_authority(cluster: Cluster, *, secret: str, address: str = "") -> SiteA
     return SiteAuthority(names[0], bundle, address, hint)
 
 
-def _kept_bundle(cluster: Cluster, secret: str) -> Bundle:
-    where = f"Secret {cluster.namespace}/{secret}"
+def _shown_bundle(cluster: Cluster, authority: str) -> Bundle:
+    where = f"ConfigMap {cluster.namespace}/{authority}"
     try:
         found = cluster.get(
-            path_of("api", "v1", "namespaces", cluster.namespace, "secrets", secret)
+            path_of("api", "v1", "namespaces", cluster.namespace, "configmaps", authority)
         )
     except AbsentError as error:
         raise AbsentError(
-            f"there is no {where} (context {cluster.context!r}): the operator makes it at its "
-            "first start. Name its namespace with -n, or another Secret with --secret (the chart's "
+            f"there is no {where} (context {cluster.context!r}): the operator shows its "
+            "certificates there from its start on; one of an earlier release does not. Name its "
+            "namespace with -n, or another authority with --authority (the chart's "
             "authority.secretName)"
         ) from error
     except DeniedError as error:
         raise DeniedError(
-            f"{error}. This one is enough: --resource-name={secret}; whoever has it can read the "
-            "authority's key as well"
+            f"{error}. This one is enough: --resource-name={authority}; there are certificates "
+            "alone in it"
         ) from error
-    encoded: Any = (found.get("data") or {}).get(_CERTIFICATES, "")
-    del found  # with the key
+    text: Any = (found.get("data") or {}).get(cluster_names.BUNDLE_KEY, "")
     try:
-        return read_bundle(base64.b64decode(encoded, validate=True))
-    except (ContractError, binascii.Error, TypeError) as error:
-        raise DataError(f"{where}: its {_CERTIFICATES} is no authority's: {error}") from error
+        return read_bundle(str(text).encode(errors="replace"))
+    except ContractError as error:
+        raise DataError(
+            f"{where}: its {cluster_names.BUNDLE_KEY} is no authority's: {error}"
+        ) from error
 
 
 def _federation_address(cluster: Cluster) -> tuple[str, str]:

@@ -34,13 +34,13 @@ def trust() -> None:
     """
 
 
-def joined_show(contexts: Contexts, secret: str, address: str | None, output: str) -> int:
+def joined_show(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
     """`show` of several sites: one list."""
     from dlion_cli.site_authority import site_authority
 
     if address is not None or output == "pem":
         raise click.UsageError("--address and -o pem are of one site: leave --contexts away")
-    found = contexts.ask(lambda jobs: site_authority(jobs.cluster, secret=secret))
+    found = contexts.ask(lambda jobs: site_authority(jobs.cluster, authority=authority))
     sites = list(found.values())
     if output == "json":
         click.echo(json.dumps([_as_json(site) for site in sites], indent=2))
@@ -65,13 +65,13 @@ def _checked_address(
     help="Where the other sites reach this one's operator.",
 )  # fmt: skip
 @click.option(
-    "--secret", metavar="NAME", default="dlion-authority", show_default=True,
-    help="The authority's Secret (the chart's authority.secretName).",
+    "--authority", metavar="NAME", default="dlion-authority", show_default=True,
+    help="The site's authority (the chart's authority.secretName).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["yaml", "pem", "json"]), default="yaml")
 @contexts_option(joined_show)
 @functools.partial(cluster_options, namespace=OPERATORS_NAMESPACE)
-def show(jobs: Jobs, secret: str, address: str | None, output: str) -> int:
+def show(jobs: Jobs, authority: str, address: str | None, output: str) -> int:
     """Print what other sites need of this one: its name, address and public certificates.
 
     As an entry of the chart's `sites`, with fingerprint and end; with --contexts the whole list.
@@ -84,7 +84,7 @@ def show(jobs: Jobs, secret: str, address: str | None, output: str) -> int:
     """
     from dlion_cli.site_authority import site_authority
 
-    site = site_authority(jobs.cluster, secret=secret, address=address or "")
+    site = site_authority(jobs.cluster, authority=authority, address=address or "")
     if output == "pem":
         click.echo(site.bundle.pem, nl=False)
     elif output == "json":

@@ -2,7 +2,8 @@
 
 Made once, whoever comes first; read by every later start of the operator, so that workers that run
 know it again; its certificate is renewed long before it ends. Its key is in that
-Secret and in this process, nowhere else.
+Secret and in this process, nowhere else; its certificates, which other sites need, are shown in a
+ConfigMap, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
-from dlion_api.cluster_names import MANAGED_BY_LABEL, MANAGER, NAME, NAME_LABEL
+from dlion_api.cluster_names import BUNDLE_KEY, MANAGED_BY_LABEL, MANAGER, NAME, NAME_LABEL
 from dlion_api.errors import ContractError, DLionError
 from dlion_api.names import SiteName
 from dlion_operator import settings as site_settings
@@ -80,6 +81,20 @@ async def renewed_if_due(
     return renewed
 
 
+async def show_bundle(
+    cluster: Cluster, settings: site_settings.Settings, namespace: str, authority: Authority
+) -> None:
+    """Writes the authority's certificates where `dlion trust show` reads them. Where that is
+    refused, the log says so: nothing else waits for it."""
+    shown = _shown(authority, namespace, settings.authority.secret_name)
+    try:
+        there = await cluster.get(Kind.CONFIG_MAP, namespace, settings.authority.secret_name)
+        if there is None or there.get("data") != shown["data"]:
+            await cluster.apply(shown)
+    except DLionError as error:
+        _LOG.warning("the site's certificates are not shown to other sites yet: %s", error)
+
+
 async def keep_renewing(
     cluster: Cluster,
     settings: site_settings.Settings,
@@ -87,7 +102,8 @@ async def keep_renewing(
     authority: Authority,
     replace: Callable[[Authority], None],
 ) -> None:
-    """For ever: `replace` is called with each successor of that authority."""
+    """For ever: `replace` is called with each successor of that authority, whose certificates are
+    shown."""
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         try:
@@ -98,6 +114,7 @@ async def keep_renewing(
         if successor is not authority:
             authority = successor
             replace(successor)
+        await show_bundle(cluster, settings, namespace, authority)
 
 
 def _data(kept: KeptAuthority) -> Document:
@@ -110,13 +127,23 @@ def _secret(kept: KeptAuthority, namespace: str, name: str) -> Document:
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/tls",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER},
-        },
+        "metadata": _metadata(namespace, name),
         "data": _data(kept),
     }
+
+
+def _shown(authority: Authority, namespace: str, name: str) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(namespace, name),
+        "data": {BUNDLE_KEY: authority.bundle_pem.decode()},
+    }
+
+
+def _metadata(namespace: str, name: str) -> Document:
+    labels = {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER}
+    return {"name": name, "namespace": namespace, "labels": labels}
 
 
 def _kept(secret: Document) -> KeptAuthority:

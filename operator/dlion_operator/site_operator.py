@@ -16,7 +16,7 @@ from typing import Any
 
 from dlion_api.errors import DLionError
 from dlion_operator.authority import Authority
-from dlion_operator.authority_secret import keep_renewing, kept_authority
+from dlion_operator.authority_secret import keep_renewing, kept_authority, show_bundle
 from dlion_operator.cluster import Kind
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
@@ -88,6 +88,7 @@ class SiteOperator:
         )
         self._parts.push_async_callback(cluster.close)
         authority = await kept_authority(cluster, settings, self._namespace)
+        await show_bundle(cluster, settings, self._namespace, authority)
         server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
         await server.start()
         self._parts.push_async_callback(server.shut_down)

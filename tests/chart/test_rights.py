@@ -134,4 +134,4 @@ def test_the_authority_of_another_name_is_the_one_that_is_reached(helm: Helm) ->
     values = merged(SITE, nested("authority.secretName", "plant-a-ca"))
     (role, _), _ = roles(helm, values)
     named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
-    assert named == [["plant-a-ca"]]
+    assert named == [["plant-a-ca"], ["plant-a-ca"]]  # its Secret, its ConfigMap

@@ -26,10 +26,13 @@ class Server:
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self._answers = answers
+        self.asked: list[str] = []
+        """The paths of all requests."""
 
     def answer(self, address: str) -> Answer:
         """What a request for that address gets; 503 where nothing was told."""
         path = urlsplit(address)
+        self.asked.append(path.path)
         last = path.path.rpartition("/")[2]
         kind = "watch" if "watch" in parse_qs(path.query) else last
         return self._answers.get(kind, (503, "{}"))

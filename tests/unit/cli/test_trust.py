@@ -1,9 +1,9 @@
 """`dlion trust`: what a site gives the others to believe it by, and the file it is put together in.
 
-Proves, with authorities as operators make them: `show` prints certificates and never the key that
-the Secret holds beside them, with the site's name, and the address where the Service tells it;
+Proves, with authorities as operators make them: `show` prints the certificates that an operator
+shows, with the site's name, and the address where the Service tells it, and asks for no Secret;
 what it prints for several sites is what `verify` takes; `verify` says everything that is wrong
-with a file at once, with lines, and repeats no key; a Secret that is not there, is another's, or
+with a file at once, with lines, and repeats no key; a ConfigMap that is not there, is another's, or
 may not be read has its words and its exit code.
 
 Leaves out: a real API server (tests/cluster/test_cli.py), the chart's own refusals (tests/chart).
@@ -11,7 +11,6 @@ Leaves out: a real API server (tests/cluster/test_cli.py), the chart's own refus
 
 from __future__ import annotations
 
-import base64
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -43,10 +42,9 @@ def bundle(site: str) -> str:
     return AUTHORITIES[site].bundle_pem.decode()
 
 
-def secret(certificates: bytes, key: bytes = KEY.encode()) -> Answer:
-    """The Secret as an API server sends it."""
-    data = {"tls.crt": certificates, "tls.key": key}
-    return 200, json.dumps({"data": {k: base64.b64encode(v).decode() for k, v in data.items()}})
+def shown(certificates: bytes) -> Answer:
+    """The ConfigMap as an API server sends it."""
+    return 200, json.dumps({"data": {"ca.crt": certificates.decode()}})
 
 
 def service(kind: str, *, ingress: Any = None, **port: int) -> dict[str, Any]:
@@ -66,7 +64,7 @@ OTHER = {
 
 def site(name: str, *services: dict[str, Any]) -> Server:
     """A cluster with that site's operator."""
-    kept = secret(AUTHORITIES[name].bundle_pem, AUTHORITIES[name].to_keep().key_pem)
+    kept = shown(AUTHORITIES[name].bundle_pem)
     listed = (200, json.dumps({"items": [OTHER, *services]}))
     return Server({"dlion-authority": kept, "own-ca": kept, "services": listed})
 
@@ -85,11 +83,11 @@ def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
 # ---- show ----------------------------------------------------------------------------------------
 
 
-def test_show_prints_the_certificates_and_never_the_key(
+def test_show_prints_the_certificates_and_asks_for_no_key(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = kubeconfig(a=site("plant-a"))
-    command = ["trust", "show", "--kubeconfig", file]
+    server = site("plant-a")
+    command = ["trust", "show", "--kubeconfig", kubeconfig(a=server)]
     (certificate,) = x509.load_pem_x509_certificates(bundle("plant-a").encode())
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     said = {}
@@ -98,6 +96,7 @@ def test_show_prints_the_certificates_and_never_the_key(
         said[output] = capsys.readouterr().out
         assert "PRIVATE" not in said[output]
         assert KEY.splitlines()[1] not in said[output]
+    assert not any("secrets" in path for path in server.asked)
     assert said["pem"] == bundle("plant-a")
     entry = {"name": "plant-a", "address": "plant-a.example:30446", "bundle": bundle("plant-a")}
     assert yaml.safe_load(said["yaml"]) == {"sites": [entry]}
@@ -130,7 +129,7 @@ def test_the_address_is_told_or_what_it_has_to_be(
     hint: str,
 ) -> None:
     file = kubeconfig(a=site("plant-a", *services))
-    assert main(["trust", "show", "--secret", "own-ca", "--kubeconfig", file]) == 0
+    assert main(["trust", "show", "--authority", "own-ca", "--kubeconfig", file]) == 0
     said = capsys.readouterr().out
     assert yaml.safe_load(said)["sites"][0]["address"] == address
     (line,) = [line for line in said.splitlines() if "address:" in line]
@@ -140,7 +139,7 @@ def test_the_address_is_told_or_what_it_has_to_be(
 def test_without_a_right_to_services_the_rest_is_shown(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = secret(AUTHORITIES["plant-a"].bundle_pem)
+    kept = shown(AUTHORITIES["plant-a"].bundle_pem)
     file = kubeconfig(a=Server({"dlion-authority": kept, "services": (403, "{}")}))
     assert main(["trust", "show", "--kubeconfig", file]) == 0
     assert "Services may not be listed here" in capsys.readouterr().out
@@ -166,9 +165,10 @@ def test_what_several_contexts_show_is_what_verify_takes(
     assert "context c: no API server answers" in told.err
 
 
-ABSENT = (404, json.dumps({"message": 'secrets "x" not found', "details": {"kind": "secrets"}}))
-FORBIDDEN = (403, json.dumps({"message": 'User "jane" cannot get resource "secrets" in API group '
-                              '"" in the namespace "dlion-system"'}))  # fmt: skip
+ABSENT = (404, json.dumps({"message": 'configmaps "x" not found',
+                           "details": {"kind": "configmaps"}}))  # fmt: skip
+FORBIDDEN = (403, json.dumps({"message": 'User "jane" cannot get resource "configmaps" in API '
+                              'group "" in the namespace "dlion-system"'}))  # fmt: skip
 LEAF = AUTHORITIES["plant-a"].server_identity("a.b").certificate_chain_pem
 TWO = AUTHORITIES["plant-a"].bundle_pem + AUTHORITIES["plant-b"].bundle_pem
 
@@ -176,17 +176,18 @@ TWO = AUTHORITIES["plant-a"].bundle_pem + AUTHORITIES["plant-b"].bundle_pem
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
-        (ABSENT, ExitCode.UNAVAILABLE, "there is no Secret dlion-system/dlion-authority"),
-        (FORBIDDEN, ExitCode.DENIED, "--resource-name=dlion-authority; whoever has it can read"),
-        ((200, "{}"), ExitCode.DATA, "its tls.crt is no authority's: is not PEM"),
-        ((200, '{"data": {"tls.crt": "?"}}'), ExitCode.DATA, "its tls.crt is no authority's"),
-        ((200, '{"data": {"tls.crt": 7}}'), ExitCode.DATA, "its tls.crt is no authority's"),
-        (secret(LEAF), ExitCode.DATA, "holds a certificate that is no authority's"),
-        (secret(TWO), ExitCode.DATA, "its certificates name plant-a and plant-b"),
-        (secret(KEY.encode()), ExitCode.DATA, "holds a private key"),
+        (ABSENT, ExitCode.UNAVAILABLE, "there is no ConfigMap dlion-system/dlion-authority"),
+        (FORBIDDEN, ExitCode.DENIED, "--resource-name=dlion-authority; there are certificates"),
+        ((200, "{}"), ExitCode.DATA, "its ca.crt is no authority's: is not PEM"),
+        ((200, '{"data": {"ca.crt": "?"}}'), ExitCode.DATA, "its ca.crt is no authority's"),
+        ((200, '{"data": {"ca.crt": 7}}'), ExitCode.DATA, "its ca.crt is no authority's"),
+        ((200, '{"data": {"ca.crt": "\\ud800"}}'), ExitCode.DATA, "its ca.crt is no authority's"),
+        (shown(LEAF), ExitCode.DATA, "holds a certificate that is no authority's"),
+        (shown(TWO), ExitCode.DATA, "its certificates name plant-a and plant-b"),
+        (shown(KEY.encode()), ExitCode.DATA, "holds a private key"),
     ],
 )
-def test_a_secret_that_will_not_do(
+def test_a_config_map_that_will_not_do(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     answer: Answer,

@@ -1,6 +1,7 @@
 """Facts: a site's authority is made once and known again; whoever comes second takes the first
 one's; what will not do is named with its Secret; a certificate that nears its end is renewed and
-kept, and the one before it is believed on. The API server here keeps one Secret in memory.
+kept, and the one before it is believed on; its certificates are shown without the key, written only
+where they are others. The API server here keeps one Secret and one ConfigMap in memory.
 
 Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
 """
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_operator.authority_secret import kept_authority, renewed_if_due
-from dlion_operator.cluster import ConflictError, Document, Kind
+from dlion_api.names import SiteName
+from dlion_operator.authority import Authority
+from dlion_operator.authority_secret import kept_authority, renewed_if_due, show_bundle
+from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
 from operator_world import SETTINGS
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,12 +33,20 @@ class OneSecret:
     def __init__(self) -> None:
         self.secret: Document | None = None
         self.writes = 0
+        self.shown: Document | None = None
+        self.refuses = False
         self.rival: Document | None = None
         """What somebody else creates between our look and our write."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
-        assert (kind, namespace, name) == (Kind.SECRET, "dlion", SETTINGS.authority.secret_name)
-        return copy.deepcopy(self.secret)
+        assert (namespace, name) == ("dlion", SETTINGS.authority.secret_name)
+        if self.refuses:
+            raise RefusedError("no right", 403)
+        return copy.deepcopy({Kind.SECRET: self.secret, Kind.CONFIG_MAP: self.shown}[kind])
+
+    async def apply(self, document: Document) -> None:
+        self.shown = copy.deepcopy(document)
+        self.writes += 1
 
     async def create(self, document: Document, *, dry_run: bool = False) -> Document:
         if self.rival is not None:
@@ -99,3 +110,29 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
     assert again is renewed
     assert kept(cluster, LATER).to_keep() == renewed.to_keep()
     assert cluster.writes == 2
+
+
+def show(cluster: OneSecret, authority: Authority) -> None:
+    asyncio.run(show_bundle(cluster, SETTINGS, "dlion", authority))  # type: ignore[arg-type]
+
+
+def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
+    cluster, authority = OneSecret(), Authority(SiteName("plant-a"), now=BEGAN)
+    for _ in range(2):
+        show(cluster, authority)
+        assert cluster.shown is not None
+        assert cluster.shown["kind"] == "ConfigMap"
+        assert cluster.shown["data"] == {"ca.crt": authority.bundle_pem.decode()}
+        assert cluster.writes == 1
+    renewed = authority.renewed(now=LATER)
+    show(cluster, renewed)
+    assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
+
+
+def test_nothing_waits_for_certificates_that_may_not_be_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = OneSecret()
+    cluster.refuses = True
+    show(cluster, Authority(SiteName("plant-a")))
+    assert "are not shown to other sites yet: no right" in caplog.text
