@@ -14,6 +14,7 @@ from typing import Protocol
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
+from dlion_api.spec.bounds import MOST_WORKERS
 from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
@@ -104,18 +105,18 @@ def believed(
     job: Job, own: SiteName, reports: Mapping[SiteName, RunReport]
 ) -> dict[SiteName, RunReport]:
     """What may be acted on: sites that the manifest here names, and of each its own workers."""
-    named = {site.name for site in job.spec.sites} - {own}
+    named, is_place = {site.name for site in job.spec.sites} - {own}, _places(job)
     return {
-        site: replace(report, workers=_own_workers(job, report.workers))
+        site: replace(report, workers=_own_workers(is_place, report.workers))
         for site, report in reports.items()
         if site in named
     }
 
 
-def _own_workers(job: Job, told: SiteWorkers) -> SiteWorkers:
+def _own_workers(is_place: Callable[[WorkerIdentity], bool], told: SiteWorkers) -> SiteWorkers:
     """Those whose rank is theirs, and what was said of them."""
-    wanted = tuple(each for each in told.wanted if _is_place(job, each))
-    members = tuple(each for each in told.members if _is_place(job, each.identity))
+    wanted = tuple(each for each in told.wanted if is_place(each))
+    members = tuple(each for each in told.members if is_place(each.identity))
     ranks = {member.identity.rank for member in members}
     return replace(
         told,
@@ -126,17 +127,20 @@ def _own_workers(job: Job, told: SiteWorkers) -> SiteWorkers:
     )
 
 
-def _is_place(job: Job, worker: WorkerIdentity) -> bool:
+def _places(job: Job) -> Callable[[WorkerIdentity], bool]:
     """Whether the manifest has such a group, and that rank in it. Counted ranks follow the counts
     of all sites, which need not be the same everywhere at once: there no other is held."""
-    if job.may_grow:
-        try:
-            return job.worker_at(worker.site, worker.group, worker.index) == worker
-        except LookupError:
+    groups = {(site.name, group.name) for site in job.spec.sites for group in site.groups}
+    owners = {} if job.may_grow else {each.rank: each.site for each in job.workers()}
+
+    def is_place(worker: WorkerIdentity) -> bool:
+        if (worker.site, worker.group) not in groups or worker.index >= MOST_WORKERS:
             return False
-    groups = {(s.name, group.name) for s in job.spec.sites for group in s.groups}
-    owner = {each.rank: each.site for each in job.workers()}.get(worker.rank, worker.site)
-    return (worker.site, worker.group) in groups and owner == worker.site
+        if job.may_grow:
+            return job.worker_at(worker.site, worker.group, worker.index) == worker
+        return owners.get(worker.rank, worker.site) == worker.site
+
+    return is_place
 
 
 def workers_of_all(

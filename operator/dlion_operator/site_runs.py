@@ -187,10 +187,16 @@ class SiteRuns:
 
     def _judge(self, run: JobKey) -> None:
         """Whether the replicas that count are accurate enough: who counts may have changed."""
-        served, membership = self._served[run], self._server.membership(run)
-        reports = self._reports_of(served.job)
+        served = self._served[run]
+        if served.job.spec.trainer.stop.target_accuracy is None or served.is_over:
+            return
+        reports, membership = self._reports_of(served.job), self._server.membership(run)
         counted = judged_replicas(
-            served.workers, served.spec_print, reports, membership, self._without_run(served.job)
+            served.workers,
+            served.spec_print,
+            reports,
+            membership,
+            self._without_run(served.job, reports),
         )
         served.target.expect(set(counted) - self._left(served))
         let_in = {member.identity.rank for member in membership.members}
@@ -204,11 +210,10 @@ class SiteRuns:
         if reason and not served.progress.stop_reason:
             self.stop(run, reason)
 
-    def _without_run(self, job: Job) -> frozenset[SiteName]:
+    def _without_run(self, job: Job, reports: Mapping[SiteName, RunReport]) -> frozenset[SiteName]:
         """Other sites that are known not to have this run."""
         if self._neighbours is None:
             return frozenset()
-        reports = self._reports_of(job)
         return without_the_run(job, self._authority.site, reports, self._neighbours.hearing)
 
     def _left(self, served: _Served) -> frozenset[Rank]:
