@@ -109,8 +109,11 @@ async def test_three_sites_hear_of_each_other(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def counted(site: FederatedSite) -> AsyncIterator[list[int]]:
-    """The sizes of all that passes, both ways, between that site's port and whoever dials it."""
+async def counted(site: FederatedSite, *, delay_s: float = 0.0) -> AsyncIterator[list[int]]:
+    """The sizes of all that passes, both ways, between that site's port and whoever dials it.
+
+    Nothing gets to the other end sooner than `delay_s` after it was sent.
+    """
     sizes: list[int] = []
     relays: set[asyncio.Task[None] | None] = set()
 
@@ -118,6 +121,7 @@ async def counted(site: FederatedSite) -> AsyncIterator[list[int]]:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 sizes.append(len(data))
+                await asyncio.sleep(delay_s)
                 writer.write(data)
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -151,6 +155,17 @@ async def test_an_idle_link_is_quiet(folder: Path) -> None:
         on_the_wire = sum(passed) - before
         print(f"{on_the_wire} bytes on the wire for two heartbeats, both ways")
         assert 0 < on_the_wire < 2000
+
+
+@within
+async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
+    """There and back takes 0.3 s, and a handshake several times that."""
+    a, b = federated_sites(folder, A, B)
+    a.said[JOB] = report(A, 0)
+    async with counted(b, delay_s=0.15), running(a, b):
+        await until(lambda: heard(b, A))
+        assert a.node is not None
+        await until(lambda: not a.node.problem(B))
 
 
 @within
