@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "resume": ("dlion_cli.suspending:resume", "Start a suspended job's workers again."),
     "delete": ("dlion_cli.delete:delete", "Delete jobs from a cluster."),
     "trust": ("dlion_cli.trust:trust", "Exchange sites' public certificates."),
+    "preflight": ("dlion_cli.preflight:preflight", "Check several sites before a run."),
     "report": ("dlion_cli.report:report", "Make report.html of a result folder."),
     "validate": ("dlion_cli.validate:validate", "Check manifests."),
     "explain": ("dlion_cli.explain:explain", "Say what a field of the manifest means."),

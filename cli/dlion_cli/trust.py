@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dlion_cli.site_authority import SiteAuthority
 
 OPERATORS_NAMESPACE: Final = "dlion-system"
-_RUNS_OUT_SOON: Final = 30
-"""Days, in which a bundle is to be brought to all sites."""
+RUNS_OUT_SOON_DAYS: Final = 30
+"""In which a bundle is to be brought to all sites."""
 
 
 @click.group()
@@ -97,7 +97,7 @@ def show(jobs: Jobs, authority: str, address: str | None, output: str) -> int:
 @trust.command(short_help="Check the list of sites in a file of values.")
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=_RUNS_OUT_SOON,
+    "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=RUNS_OUT_SOON_DAYS,
     show_default=True, help="Refuse a bundle that runs out sooner.",
 )  # fmt: skip
 def verify(file: str, valid_for: int) -> int:

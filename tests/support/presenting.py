@@ -1,0 +1,66 @@
+"""Ports over loopback that present certificates, or do worse; for tests of whoever dials them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dlion_operator.authority import ServerIdentity
+
+
+@contextlib.contextmanager
+def listening(talk: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A port whose connections are each handed to `talk`, and closed when it returns."""
+    server = socket.create_server(("127.0.0.1", 0))
+    talking: list[threading.Thread] = []
+
+    def one(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            talk(connection)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                talking.append(threading.Thread(target=one, args=(server.accept()[0],)))
+                talking[-1].start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+        server.close()
+        for each in talking:
+            each.join()
+
+
+def says_nothing(connection: socket.socket) -> None:
+    while connection.recv(65536):
+        pass
+
+
+def presents(
+    folder: Path, identity: ServerIdentity, **versions: ssl.TLSVersion
+) -> Callable[[socket.socket], object]:
+    """A server with that certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name, version in versions.items():
+        setattr(context, name, version)
+    file = folder / "server.pem"
+    file.write_bytes(identity.key_pem + identity.certificate_chain_pem)
+    context.load_cert_chain(file)
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(1)
+
+    return talk

@@ -1,0 +1,388 @@
+"""`dlion preflight` from a machine without credentials: what it finds on the way to each site.
+
+Proves, against sockets over loopback that present certificates as operators and others make them:
+what is wrong with a name, a port, a handshake or a certificate is said with what to do; a clock is
+bounded by what a certificate tells and no nearer; whatever answers (silence, an endless stream,
+plain text, an old TLS), the command ends in its time; Ctrl-C ends it at once; exit codes and JSON.
+
+Leaves out: operators' own federation ports (tests/local/test_preflight.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
+from dlion_cli.__main__ import main
+from dlion_cli.bundles import read_bundle
+from dlion_cli.checks import Check, Outcome
+from dlion_cli.listed_sites import TrustedSite
+from dlion_cli.presented import Presented, clock
+from dlion_cli.site_dialling import dial_all, dialled
+from dlion_operator.authority import BACKDATED, Authority, ServerIdentity
+from manifest_table import smallest
+from presenting import listening, presents, says_nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+NOW = datetime.now(UTC)
+OURS, OTHERS = Authority(A), Authority(B)
+SOON_S, LATER_S = 0.4, 20.0
+
+
+def never_ends(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"\0" * 65536)
+
+
+def drips_a_handshake(connection: socket.socket) -> None:
+    """The head of a TLS record, and then ever more of it."""
+    connection.sendall(b"\x16\x03\x03\x40\x00")
+    while True:
+        connection.sendall(b"\x02")
+        time.sleep(0.01)
+
+
+def speaks_plain(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def site(port: int, *, host: str = "127.0.0.1", authority: Authority = OURS) -> TrustedSite:
+    return TrustedSite("plant-a", f"{host}:{port}", read_bundle(authority.bundle_pem))
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    assert {check.site for check in checks} == {"plant-a"}
+    return {check.name: check for check in checks}
+
+
+# ---- names and ports -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("no-such-site.invalid", "no-such-site.invalid: "),
+        ("a" * 70, "is no name that could be resolved"),
+        ("two..dots", "is no name that could be resolved"),
+    ],
+)
+def test_a_name_that_is_none(host: str, words: str) -> None:
+    (check,) = dialled(site(1, host=host), LATER_S)
+    assert (check.name, check.outcome) == ("dns", Outcome.FAIL)
+    assert words in check.seen
+    assert "address of plant-a" in check.advice
+
+
+def test_a_resolver_that_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, done = threading.Event(), threading.Event()
+
+    def hangs(*_: Any, **__: Any) -> list[Any]:
+        asked.set()
+        done.wait(LATER_S)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    (check,) = dialled(site(1, host="plant-a.example"), SOON_S)
+    done.set()
+    assert asked.is_set()
+    assert (check.name, check.outcome) == ("dns", Outcome.FAIL)
+    assert "no answer in time" in check.seen
+
+
+def test_a_port_where_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    found = by_name(dialled(site(port), LATER_S))
+    assert found["dns"].outcome is Outcome.OK
+    assert found["dns"].seen == "127.0.0.1 is an address"
+    assert found["port"].outcome is Outcome.FAIL
+    assert found["port"].seen == f"127.0.0.1:{port}: nothing listens there"
+    assert "open the port" in found["port"].advice
+    assert set(found) == {"dns", "port"}
+
+
+def test_a_port_that_drops_what_comes() -> None:
+    """A queue of one that is full: the system answers no further connection."""
+    with socket.socket() as server, contextlib.ExitStack() as held:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            each = held.enter_context(socket.socket())
+            each.setblocking(False)
+            each.connect_ex(server.getsockname())
+        found = by_name(dialled(site(server.getsockname()[1]), SOON_S))
+    assert found["port"].outcome is Outcome.FAIL
+    assert found["port"].seen.endswith(": no answer in time")
+
+
+# ---- handshakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("talk", "words"),
+    [
+        (says_nothing, "says nothing in time"),
+        (drips_a_handshake, "says nothing in time"),
+        (lambda _: None, "closes the connection in the handshake"),
+        (speaks_plain, "does not speak TLS 1.3"),
+        (never_ends, "does not speak TLS 1.3"),
+    ],
+)
+def test_a_port_that_is_no_operators(talk: Callable[[socket.socket], object], words: str) -> None:
+    with listening(talk) as port:
+        found = by_name(dialled(site(port), SOON_S))
+    assert found["port"].outcome is Outcome.OK
+    assert found["port"].figures["connect_s"] > 0
+    assert found["tls"].outcome is Outcome.FAIL
+    assert words in found["tls"].seen
+    assert "pass it through" in found["tls"].advice
+    assert "clock" not in found
+
+
+def test_an_old_tls(tmp_path: Path) -> None:
+    old = presents(tmp_path, OURS.operator_identity(), maximum_version=ssl.TLSVersion.TLSv1_2)
+    with listening(old) as port:
+        found = by_name(dialled(site(port), LATER_S))
+    assert "does not speak TLS 1.3" in found["tls"].seen
+
+
+def found_of(tmp_path: Path, identity: ServerIdentity) -> dict[str, Check]:
+    with listening(presents(tmp_path, identity)) as port:
+        return by_name(dialled(site(port), LATER_S))
+
+
+@pytest.mark.parametrize(
+    ("identity", "outcome", "seen", "advice"),
+    [
+        (lambda: OURS.operator_identity(), Outcome.OK, "operator.plant-a.dlion by its", ""),
+        (
+            lambda: Authority(A).operator_identity(), Outcome.FAIL,
+            "by another authority than the one that the list has",
+            "Run `dlion trust show` at plant-a",
+        ),
+        (
+            lambda: OTHERS.operator_identity(), Outcome.FAIL,
+            "a certificate for operator.plant-b.dlion, and not for operator.plant-a.dlion",
+            "Put right the address of plant-a",
+        ),
+        (
+            lambda: OURS.server_identity("coordinator.example"), Outcome.FAIL,
+            "a certificate for coordinator.example", "Put right the address",
+        ),
+        (
+            lambda: OURS.operator_identity(now=NOW - timedelta(days=2)), Outcome.FAIL,
+            "its certificate has run out", "does not renew it",
+        ),
+        (
+            lambda: OURS.operator_identity(now=NOW + timedelta(hours=1)), Outcome.FAIL,
+            "its certificate is valid from", "Set the clocks by NTP",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_certificate_is_judged_to_be(
+    tmp_path: Path,
+    identity: Callable[[], ServerIdentity],
+    outcome: Outcome,
+    seen: str,
+    advice: str,
+) -> None:
+    tls = found_of(tmp_path, identity())["tls"]
+    assert tls.outcome is outcome
+    assert seen in tls.seen
+    assert advice in tls.advice
+    assert bool(tls.advice) == (outcome is not Outcome.OK)
+
+
+def test_a_renewed_authority_is_believed_by_the_bundle_from_before(tmp_path: Path) -> None:
+    renewed = OURS.renewed(now=NOW)
+    assert renewed.bundle_pem != OURS.bundle_pem
+    assert found_of(tmp_path, renewed.operator_identity())["tls"].outcome is Outcome.OK
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+def certificate(made: timedelta, life: timedelta) -> Presented:
+    """One made so long before now by the site's clock, that ends so long after."""
+    return Presented((), NOW - made - BACKDATED, NOW - made + life)
+
+
+@pytest.mark.parametrize(
+    ("made", "life", "outcome", "words"),
+    [
+        (3 * HOUR, 24 * HOUR, Outcome.UNKNOWN, "between 3:00:00 behind and 13:00:00 ahead"),
+        (MINUTE, 6 * MINUTE, Outcome.OK, "between 1:00 behind and 3:00 ahead"),
+        (-MINUTE, 24 * HOUR, Outcome.WARN, "at least 1:00 ahead of this machine's"),
+        (-HOUR, 24 * HOUR, Outcome.FAIL, "at least 1:00:00 ahead of this machine's"),
+        (3 * HOUR, 3 * HOUR, Outcome.WARN, "at least 1:00:00 behind this machine's, or"),
+    ],
+)
+def test_a_clock_is_known_as_near_as_a_certificate_tells(
+    made: timedelta, life: timedelta, outcome: Outcome, words: str
+) -> None:
+    check = clock(site(1), certificate(made, life), NOW)
+    assert check.outcome is outcome
+    assert words in check.seen
+    least, most = check.figures.values()
+    assert least == -made.total_seconds()
+    assert most == pytest.approx((life * 2 / 3 - made).total_seconds())
+    assert bool(check.advice) == (outcome is not Outcome.OK)
+
+
+@pytest.mark.parametrize("ahead_s", [-480, -60, 0, 60, 480])
+def test_the_bounds_hold_the_true_clock(tmp_path: Path, ahead_s: int) -> None:
+    """Of certificates made just now by a clock that goes so far ahead."""
+    ahead = timedelta(seconds=ahead_s)
+    identity = OURS.operator_identity(now=datetime.now(UTC) + ahead)
+    figures = found_of(tmp_path, identity)["clock"].figures
+    assert figures["clock_ahead_at_least_s"] <= ahead_s <= figures["clock_ahead_at_most_s"]
+    assert figures["clock_ahead_at_least_s"] > ahead_s - 30
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def listed(folder: Path, *sites: tuple[Authority, str]) -> str:
+    entries = [
+        {"name": str(each.site), "address": address, "bundle": each.bundle_pem.decode()}
+        for each, address in sites
+    ]
+    file = folder / "sites.yaml"
+    file.write_text(yaml.safe_dump({"sites": entries}))
+    return str(file)
+
+
+def test_one_site_that_hangs_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = presents(tmp_path, OURS.operator_identity())
+    with listening(good) as port, listening(says_nothing) as silent:
+        file = listed(tmp_path, (OTHERS, f"127.0.0.1:{silent}"), (OURS, f"127.0.0.1:{port}"))
+        code = main(["preflight", file, "--timeout", "1", "-o", "json"])
+        assert code == ExitCode.UNAVAILABLE
+        document = json.loads(capsys.readouterr().out)
+        assert document["outcome"] == "fail"
+        said = {(each["site"], each["check"]): each["outcome"] for each in document["checks"]}
+        assert list(dict.fromkeys(name for name, _ in said)) == ["plant-b", "plant-a"]
+        assert said["plant-b", "tls"] == "fail"
+        assert said["plant-a", "tls"] == "ok"
+        assert main(["preflight", listed(tmp_path, (OURS, f"127.0.0.1:{port}"))]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["SITE", "CHECK", "RESULT", "SEEN"]
+    assert rows[1][:3] == ["plant-a", "bundle", "ok"]
+    assert [row[0] for row in rows[2:6]] == ["dns", "port", "tls", "clock"]
+
+
+def test_a_bundle_that_ends_soon_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aged = Authority(A, now=NOW - timedelta(days=350))
+    with listening(presents(tmp_path, aged.operator_identity())) as port:
+        assert main(["preflight", listed(tmp_path, (aged, f"127.0.0.1:{port}")), "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["outcome"] == "warn"
+    (bundle, *_) = document["checks"]
+    assert (bundle["check"], bundle["outcome"]) == ("bundle", "warn")
+    assert "`dlion trust show` at plant-a" in bundle["advice"]
+
+
+def test_a_job_whose_site_is_not_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(smallest()))
+    with listening(presents(tmp_path, OURS.operator_identity())) as port:
+        file = listed(tmp_path, (OURS, f"127.0.0.1:{port}"))
+        code = main(["preflight", file, "-f", str(job), "-o", "json"])
+    said = capsys.readouterr()
+    assert code == ExitCode.UNAVAILABLE, said.err
+    named = [each for each in json.loads(said.out)["checks"] if each["check"] == "listed"]
+    assert [(each["site"], each["outcome"]) for each in named] == [
+        ("plant-a", "ok"), ("plant-b", "fail"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (None, ExitCode.DATA, "cannot be read"),
+        ("", ExitCode.SPEC, "is empty"),
+        ("sites: 7", ExitCode.SPEC, "must be a list"),
+        ("sites: [7]", ExitCode.SPEC, "sites[0]"),
+        ("sites: [{name: a, address: [], bundle: {}}]", ExitCode.SPEC, "sites[0].address"),
+        ("sites: [{name: a, address: 'a:1'}]", ExitCode.SPEC, "bundle: of a is missing"),
+        ("x: " + "y" * 1_100_000, ExitCode.SPEC, "is too large"),
+        ("[" * 1000, ExitCode.SPEC, "is nested deeper"),
+    ],
+)
+def test_a_list_that_will_not_do(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    code: ExitCode,
+    words: str,
+) -> None:
+    file = tmp_path / "sites.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["preflight", str(file)]) == code
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["-", "-f", "-"], ["f", "--timeout", "0"], ["f", "--timeout", "nan"]]
+)
+def test_options_that_make_no_sense(arguments: list[str]) -> None:
+    assert main(["preflight", *arguments]) == ExitCode.USAGE
+
+
+def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def hears(connection: socket.socket) -> None:
+        asked.set()
+        says_nothing(connection)
+
+    with listening(hears) as port:
+        file = listed(tmp_path, (OURS, f"127.0.0.1:{port}"))
+        command = [sys.executable, "-m", "dlion_cli", "preflight", file, "--timeout", "3600"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert asked.wait(60)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert said.strip() == "dlion: interrupted"
+
+
+def test_sites_are_dialled_at_the_same_time() -> None:
+    """Each answers only once all have been dialled."""
+    all_here = threading.Barrier(4)
+
+    def waits(_: socket.socket) -> None:
+        all_here.wait(LATER_S)
+
+    with listening(waits) as port:
+        checks = dial_all([site(port) for _ in range(4)], LATER_S)
+    assert not all_here.broken
+    assert sum("closes the connection" in check.seen for check in checks) == 4
