@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -33,10 +34,12 @@ _MOST_WORDS_BYTES: Final = 16 * 1024
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and whether the object was made by this request."""
+    """What came back, when by the server's clock, and whether this request made the object."""
 
     document: dict[str, Any]
     is_new: bool = False
+    date: str = ""
+    """As in the header of that name; empty where there is none."""
 
 
 def path_of(*parts: str) -> str:
@@ -81,7 +84,11 @@ class Cluster:
         UnavailableError where it does not answer.
         """
         with self._sent(method, path, query, body, content_type, timeout_s) as response:
-            return Answer(_document(response.data, self.server), is_new=response.status == 201)
+            return Answer(
+                _document(response.data, self.server),
+                is_new=response.status == 201,
+                date=response.headers.get("Date", ""),
+            )
 
     def get(
         self,
@@ -92,6 +99,23 @@ class Cluster:
     ) -> dict[str, Any]:
         """One document. Raises as `request` does."""
         return self.request("GET", path, query=query, timeout_s=timeout_s).document
+
+    def text(self, path: str, *, most_bytes: int, within_s: float) -> str:
+        """A text of something in the cluster that the API server passes on.
+
+        Raises as `request` does; UnavailableError where it is longer, or takes longer in all.
+        """
+        end_s = time.monotonic() + within_s
+        content = b""
+        with self._sent("GET", path, None, None, _JSON, within_s) as response:
+            for chunk in response.stream(64 * 1024):
+                content += chunk
+                if len(content) > most_bytes or time.monotonic() > end_s:
+                    raise UnavailableError(
+                        f"{path}: {len(content)} bytes and no end; at most {most_bytes} are read, "
+                        f"for {within_s:g} s"
+                    )
+        return content.decode("utf-8", "replace")
 
     def lines(
         self, path: str, query: Mapping[str, str], *, silence_s: float | None

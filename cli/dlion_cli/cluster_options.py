@@ -65,7 +65,7 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
-            "--contexts", metavar="A,B,…", callback=_names,
+            "--contexts", metavar="A,B,…", callback=context_names,
             help="Ask several contexts at once and join what they say.",
         )  # fmt: skip
         @functools.wraps(command)
@@ -87,9 +87,10 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-def _names(
+def context_names(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
+    """The contexts of `--contexts`, each once. Raises: BadParameter where it names none."""
     names = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
     if value is not None and not names:
         raise click.BadParameter("names no context; write it as a,b,c")

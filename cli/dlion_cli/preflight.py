@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -11,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_cli.checks import Check, Outcome, exit_code
+from dlion_cli.cluster_options import context_names
 from dlion_cli.figures import printable
 from dlion_cli.finite import FiniteRange
 from dlion_cli.get import output_console
 from dlion_cli.manifests import STDIN, load_manifest, read_document
-from dlion_cli.trust import RUNS_OUT_SOON_DAYS
+from dlion_cli.trust import OPERATORS_NAMESPACE, RUNS_OUT_SOON_DAYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,14 +37,26 @@ _STYLES: Final = {
 @click.argument("file", metavar="FILE")
 @click.option("-f", "--job", "manifest", metavar="JOB", help="Also check what this job asks for.")
 @click.option(
+    "--contexts", "--context", "contexts", metavar="A,B,…", callback=context_names,
+    help="Also ask the clusters of these contexts.",
+)  # fmt: skip
+@click.option(
+    "-n", "--namespace", metavar="NAME", default=OPERATORS_NAMESPACE, show_default=True,
+    help="The operators' namespace.",
+)  # fmt: skip
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
+@click.option(
     "--timeout", "timeout_s", type=FiniteRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
-    help="Of each site at most.",
+    help="Of each site that is dialled, and of each answer of a cluster.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def preflight(
     file: str,
     manifest: str | None,
+    contexts: tuple[str, ...],
+    namespace: str,
+    kubeconfig: str | None,
     timeout_s: float,
     output: str,
 ) -> int:
@@ -50,14 +64,16 @@ def preflight(
 
     From this machine, without credentials of any cluster: each site's address is resolved and
     dialled, and the certificate that its operator presents is held against its bundle in FILE
-    (`-` reads standard input). Each check says what was seen and what to do.
+    (`-` reads standard input). With --contexts the sites' clusters are asked, too: operator,
+    definition, federation Service, whom it dials and believes, whom it hears, its clock; with -f
+    also whether its nodes have room. Each check says what was seen and what to do.
 
     Exit code 0; 69 where a check failed; 65 where FILE or JOB is wrong, with all that is (as
     `dlion trust verify`).
 
     \b
     dlion preflight sites.yaml
-    dlion preflight sites.yaml -f job.yaml
+    dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
     dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'
     """
     if file == manifest == STDIN:
@@ -69,6 +85,13 @@ def preflight(
     checks = [_bundle(site) for site in sites]
     checks += [] if job is None else _named(job, sites)
     checks += dial_all(sites, timeout_s)
+    if contexts:
+        from dlion_cli.cluster_preflight import cluster_checks, joined
+        from dlion_cli.contexts import Contexts
+
+        asked = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
+        with contextlib.closing(asked):
+            checks = joined(checks, cluster_checks(asked, sites, job, timeout_s))
     _show(_in_order(checks, sites), output)
     return exit_code(checks)
 

@@ -132,7 +132,11 @@ def clock(site: TrustedSite, presented: Presented, now: datetime) -> Check:
     told = f"between {_time(-ahead_at_least)} behind and {_time(ahead_at_most)} ahead of this "
     told += "machine's, as far as a certificate tells"
     certain = max(-ahead_at_least, ahead_at_most) < BACKDATED
-    advice = "" if certain else "For a nearer figure compare `date -u` at both"
+    advice = (
+        ""
+        if certain
+        else "For a nearer figure have its cluster asked (--contexts), or compare `date -u` at both"
+    )
     outcome = Outcome.OK if certain else Outcome.UNKNOWN
     return Check(site.name, "clock", outcome, told, advice, figures)
 

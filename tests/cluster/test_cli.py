@@ -1,4 +1,4 @@
-"""`dlion submit|get|watch|suspend|resume|delete|trust` against a real API server.
+"""`dlion submit|get|watch|suspend|resume|delete|trust|preflight` against a real API server.
 
 Proves, on an API server without nodes, with the test in the operator's place (it writes the status
 through its own path): a manifest is created, unchanged, configured; a refused change says what was
@@ -32,6 +32,7 @@ import yaml
 
 import manifest_schema
 from api_server import Jobs, jobs_of
+from chart import CHART, Helm, entry, helm_program
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
@@ -712,6 +713,42 @@ def test_what_others_need_of_a_site_takes_one_right(
     assert entry["name"] == "plant-a"
     assert entry["bundle"] == bundle
     assert as_reader.dlion("trust", "show", "--authority", "other") == ExitCode.DENIED
+
+
+def test_a_preflight_finds_what_an_api_server_tells(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, tmp_path: Path
+) -> None:
+    """First of a cluster that knows the kind alone, then of one with the chart and no node."""
+    program = helm_program()
+    assert program is not None
+    helm = Helm(program, tmp_path, kubectl)
+    listed = {"sites": [entry(f"plant-{x}", address=f"127.0.0.1:3044{x}") for x in "12"]}
+    context = str(yaml.safe_load(shell.kubeconfig.read_text())["current-context"])
+    command = ["preflight", shell.file(listed), "--context", context, "-o", "json"]
+
+    def found() -> dict[str, dict[str, Any]]:
+        assert shell.dlion(*command) == ExitCode.UNAVAILABLE
+        return {each["check"]: each for each in json.loads(shell.said)["checks"]}
+
+    before = found()
+    assert before["definition"]["outcome"] == "ok", before["definition"]
+    assert "there is no operator in namespace" in before["operator"]["seen"]
+    assert before["clock"]["outcome"] == "ok"
+    figures = before["clock"]["figures"]
+    assert figures["clock_ahead_at_least_s"] <= 0 <= figures["clock_ahead_at_most_s"]
+    service = {"type": "NodePort", "nodePort": 30441}
+    values = {"site": {"name": "plant-1"}, "federation": {"service": service}, **listed}
+    helm.run(
+        "install", "dlion", str(CHART), "-n", kubectl.namespace, "--set", "crds.enabled=false",
+        values=values,
+    )  # fmt: skip
+    try:
+        after = found()
+    finally:
+        helm.run("uninstall", "dlion", "-n", kubectl.namespace)
+    assert "dlion-operator is not ready" in after["operator"]["seen"]
+    assert [after[name]["outcome"] for name in ("service", "list", "trust")] == ["ok"] * 3
+    assert after["streams"]["outcome"] == "unknown"
 
 
 def test_jobs_without_pods_have_neither_logs_nor_results(

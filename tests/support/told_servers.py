@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -24,10 +25,12 @@ Answer = tuple[int, str]
 class Server:
     """What one answers, by the last part of the path; a watch gets what `watch` is."""
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
+    def __init__(self, answers: Mapping[str, Answer], *, ahead_s: float = 0.0) -> None:
+        """Its clock goes `ahead_s` ahead of this machine's."""
         self._answers = answers
         self.asked: list[str] = []
         """The paths of all requests."""
+        self.ahead_s = ahead_s
 
     def answer(self, address: str) -> Answer:
         """What a request for that address gets; 503 where nothing was told."""
@@ -67,6 +70,9 @@ def _listening(told: Server | None) -> Iterator[str]:
             self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(time.time() + told.ahead_s)
 
         def log_message(self, *_: object) -> None:
             pass

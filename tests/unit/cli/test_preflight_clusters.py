@@ -1,0 +1,391 @@
+"""`dlion preflight --contexts`: what it makes of clusters that say what they are told.
+
+Proves: a site that is right passes, whether or not this machine reaches it; each thing that is
+wrong at one (no operator, another release, an old bundle, another list, another port, streams that
+do not stand) is said there with what to do; what may not be read is unknown and fails nothing;
+clocks are bounded as near as the `Date` of answers tells, and held against each other; machines
+that are too small for a job are named.
+
+Leaves out: the chart's own objects (tests/chart), a real API server (tests/cluster/test_cli.py).
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dlion_api.document import schema
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import SiteName
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Group, Resources
+from dlion_cli.__main__ import main
+from dlion_cli.checks import Outcome
+from dlion_cli.placing import rooms
+from dlion_cli.quantities import quantity
+from dlion_cli.site_checks import clocks_check
+from dlion_cli.site_cluster import ClockBounds
+from dlion_operator.authority import Authority
+from manifest_table import changed, smallest
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from told_servers import Answer
+
+NAMES = ("plant-a", "plant-b")
+MONTH = timedelta(days=30)
+AUTHORITIES = {name: Authority(SiteName(name), now=datetime.now(UTC) - MONTH) for name in NAMES}
+ADDRESSES = {"plant-a": "127.0.0.1:1", "plant-b": "[::1]:2"}
+OPERATOR = "dlion-operator"
+KINDS = [{"group": "dlion.dev", "kind": "DLionJob", "version": "v1alpha1"}]
+SMALL_NODE = {
+    "metadata": {"name": "n1", "labels": {"size": "small"}},
+    "status": {
+        "allocatable": {"cpu": "1900m", "memory": "3900Mi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    },
+}
+
+
+def pem(site: str) -> str:
+    return AUTHORITIES[site].bundle_pem.decode()
+
+
+def told(document: object) -> Answer:
+    return 200, json.dumps(document)
+
+
+def definition(*, without: str = "", more: str = "") -> Answer:
+    """The kind as an API server describes it."""
+    spec = schema(Job)["properties"]["spec"]
+    fields = {name: each for name, each in spec["properties"].items() if name != without}
+    fields |= {more: {"type": "string"}} if more else {}
+    served_as = {
+        "properties": {"spec": {**spec, "properties": fields}},
+        "x-kubernetes-group-version-kind": KINDS,
+    }
+    return told({"components": {"schemas": {"other": {}, "dev.dlion.v1alpha1": served_as}}})
+
+
+def deployment(*, ready: int = 1, release: str = "") -> Answer:
+    labels = {"app.kubernetes.io/version": release or version("dlion")}
+    unready = {"type": "Available", "status": "False", "message": "no pod is available"}
+    status = {"readyReplicas": ready, "conditions": [] if ready else [unready]}
+    return told({"items": [{"metadata": {"name": OPERATOR, "labels": labels}, "status": status}]})
+
+
+def settings(site: str, *others: str, **addresses: str) -> Answer:
+    entries = [{"name": each, "address": (ADDRESSES | addresses)[each]} for each in others]
+    text = yaml.safe_dump({"site": site, "sites": entries, "images": {"worker": "w:1"},
+                           "sidecar": {"resources": {"requests": {"cpu": "50m"}}}})  # fmt: skip
+    return told({"data": {"config.yaml": text}})
+
+
+def metrics(site: str, *, connected: int = 1, age_s: float = 2.5, bundle: int = 1) -> Answer:
+    label = f'{{peer_site="{site}"}}'
+    return 200, (
+        f"# HELP dlion_federation_connected x\ndlion_federation_connected{label} {connected}.0\n"
+        f"dlion_federation_heartbeat_age_seconds{label} {age_s}\nother_total 1.0\n"
+        f"dlion_federation_bundle_valid{label} {bundle}.0\n"
+    )
+
+
+def service(kind: str = "NodePort", ingress: object = None, **port: int) -> Answer:
+    ports = [{"name": "federation", "port": 8446, **port}]
+    status = {"loadBalancer": {"ingress": ingress} if ingress else {}}
+    return told({"spec": {"type": kind, "ports": ports}, "status": status})
+
+
+def plant(site: str, *, ahead_s: float = 0.0, **changes: Answer) -> Server:
+    """A site that is right, but for what is changed; `-` is `_` there."""
+    (other,) = set(NAMES) - {site}
+    answers: dict[str, Answer] = {
+        "version": told({"gitVersion": "v1.34.0"}),
+        "v1alpha1": definition(),
+        "deployments": deployment(),
+        OPERATOR: settings(site, other),
+        f"{OPERATOR}-trust": told({"data": {f"{other}.pem": pem(other)}}),
+        f"{OPERATOR}-federation": service(nodePort=int(ADDRESSES[site].rpartition(":")[2])),
+        "metrics": metrics(other),
+        "nodes": told({"items": [SMALL_NODE]}),
+    }
+    named = {name.replace("_", "-"): answer for name, answer in changes.items()}
+    return Server(answers | named, ahead_s=ahead_s)
+
+
+Found = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture
+def looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, Found]]]:
+    """Exit code and checks, by site and name, of a preflight of these servers."""
+    listed = [{"name": n, "address": ADDRESSES[n], "bundle": pem(n)} for n in NAMES]
+    file = tmp_path / "sites.yaml"
+    file.write_text(yaml.safe_dump({"sites": listed}))
+    with ExitStack() as stack:
+
+        def look(*options: str, **servers: Server | None) -> tuple[int, Found]:
+            config = stack.enter_context(served(tmp_path / "kubeconfig", servers))
+            command = ["preflight", str(file), "--kubeconfig", config, "-o", "json", *options]
+            if "--contexts" not in options:
+                command += ["--contexts", ",".join(servers)]
+            code = main(command)
+            checks = json.loads(capsys.readouterr().out)["checks"]
+            return code, {(each["site"], each["check"]): each for each in checks}
+
+        yield look
+
+
+def test_sites_that_are_right(looked: Callable[..., tuple[int, Found]]) -> None:
+    """Nothing listens at their addresses here: of that alone they are not judged."""
+    code, found = looked(a=plant("plant-a"), b=plant("plant-b"))
+    assert code == 0
+    for site in NAMES:
+        said = {name: each["outcome"] for (of, name), each in found.items() if of == site}
+        assert said == {
+            "bundle": "ok", "dns": "ok", "port": "warn", "api": "ok", "clock": "ok",
+            "definition": "ok", "operator": "ok", "service": "ok", "list": "ok", "trust": "ok",
+            "streams": "ok",
+        }  # fmt: skip
+        assert "`streams`" in found[site, "port"]["advice"]
+    assert found["all", "clocks"]["outcome"] == "ok"
+
+
+LOAD_BALANCER = [{"ip": "192.0.2.7"}]
+OLD = Authority(SiteName("plant-b"), now=datetime.now(UTC) - 3 * MONTH)
+RENEWED = AUTHORITIES["plant-b"].renewed()
+MAY_NOT = (403, json.dumps({"message": 'User "jane" cannot get resource "x" in API group ""'}))
+GONE = (404, json.dumps({"message": 'x "y" not found', "details": {"kind": "x", "name": "y"}}))
+
+
+def trust(**bundles: str) -> Answer:
+    return told({"data": {f"{name.replace('_', '-')}.pem": text for name, text in bundles.items()}})
+
+
+@pytest.mark.parametrize(
+    ("part", "answer", "check", "outcome", "words"),
+    [
+        ("v1alpha1", definition(without="runId"), "definition", "fail", "without spec.runId"),
+        ("v1alpha1", definition(more="next"), "definition", "warn", "with spec.next"),
+        ("v1alpha1", (404, "404 page not found"), "definition", "fail", "does not know DLionJobs"),
+        ("v1alpha1", told({}), "definition", "fail", "does not know DLionJobs"),
+        ("v1alpha1", told({"components": 7}), "definition", "fail", "does not know DLionJobs"),
+        ("deployments", told({"items": []}), "operator", "fail", "there is no operator in"),
+        ("deployments", told({"items": [{}, {}]}), "operator", "fail", "there are 2 operators"),
+        ("deployments", deployment(ready=0), "operator", "fail", "no pod is available"),
+        ("deployments", deployment(release="0.0.9"), "operator", "warn", "of release 0.0.9"),
+        ("deployments", MAY_NOT, "operator", "unknown", "may not get"),
+        (OPERATOR, settings("plant-x"), "listed", "fail", "is 'plant-x', which the list does not"),
+        (OPERATOR, settings("plant-a"), "list", "fail", "no plant-b"),
+        (
+            OPERATOR, settings("plant-a", "plant-b", **{"plant-b": "old:1"}), "list", "fail",
+            "plant-b at old:1 instead of [::1]:2",
+        ),
+        (OPERATOR, told({"data": {"config.yaml": "["}}), "operator", "unknown", "is not YAML"),
+        ("trust", trust(), "trust", "fail", "no bundle of plant-b"),
+        ("trust", GONE, "trust", "fail", "nobody's bundle"),
+        ("trust", MAY_NOT, "trust", "unknown", "may not get"),
+        (
+            "trust", trust(plant_b=OLD.bundle_pem.decode()), "trust", "fail",
+            "another authority's bundle of plant-b",
+        ),
+        (
+            "trust", trust(plant_b=RENEWED.bundle_pem.decode()), "trust", "warn",
+            "another bundle of plant-b, for the same key",
+        ),
+        ("trust", trust(plant_b="x"), "trust", "fail", "the bundle of plant-b is not PEM"),
+        (
+            "trust", trust(plant_b=pem("plant-b"), plant_z="x"), "trust", "warn",
+            "believes plant-z too",
+        ),
+        ("federation", GONE, "service", "fail", "there is no federation Service"),
+        ("federation", MAY_NOT, "service", "unknown", "may not get"),
+        ("federation", service(nodePort=7), "service", "warn", "NodePort, port 7; the list has"),
+        ("federation", service("ClusterIP", port=1), "service", "ok", "ClusterIP, port 1"),
+        ("federation", service("LoadBalancer"), "service", "fail", "no address yet"),
+        (
+            "federation", service("LoadBalancer", LOAD_BALANCER, port=1), "service", "warn",
+            "LoadBalancer at 192.0.2.7, port 1",
+        ),
+        (
+            "federation", service("LoadBalancer", [{"ip": "127.0.0.1"}], port=1), "service", "ok",
+            "LoadBalancer at 127.0.0.1, port 1",
+        ),
+        ("metrics", metrics("plant-b", connected=0), "streams", "fail", "does not listen to it"),
+        ("metrics", metrics("plant-b", age_s=61), "streams", "fail", "was heard 61 s ago"),
+        ("metrics", metrics("plant-b", bundle=0), "streams", "fail", "its bundle of plant-b will"),
+        ("metrics", metrics("plant-c"), "streams", "fail", "plant-b has never been heard"),
+        ("metrics", (200, 'dlion_federation_connected{peer_site="plant-b"} 1e\n'), "streams",
+         "fail", "plant-b has never been heard"),
+        ("metrics", (200, "x" * 5_000_000), "streams", "unknown", "and no end"),
+        ("metrics", (503, "{}"), "streams", "unknown", "not to be had by way of the API server"),
+        ("metrics", MAY_NOT, "streams", "unknown", "may not get"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_at_a_site(
+    looked: Callable[..., tuple[int, Found]],
+    part: str,
+    answer: Answer,
+    check: str,
+    outcome: str,
+    words: str,
+) -> None:
+    part = f"{OPERATOR}-{part}" if part in ("trust", "federation") else part
+    code, found = looked(a=plant("plant-a", **{part: answer}), b=plant("plant-b"))
+    (said,) = (each for (of, name), each in found.items() if name == check and of != "plant-b")
+    assert (said["outcome"], words in said["seen"]) == (outcome, True), said
+    assert code == (ExitCode.UNAVAILABLE if outcome == "fail" else 0)
+    if outcome in ("warn", "fail"):
+        assert said["advice"] or "install" in said["seen"].lower()
+
+
+def test_clusters_that_do_not_answer(looked: Callable[..., tuple[int, Found]]) -> None:
+    contexts = ("--contexts", "a,nowhere,b,c")
+    code, found = looked(*contexts, a=None, b=plant("plant-b"), c=plant("plant-b"))
+    assert code == ExitCode.UNAVAILABLE
+    assert "no API server answers" in found["context a", "api"]["seen"]
+    assert "there is no context 'nowhere'" in found["context nowhere", "api"]["seen"]
+    assert "contexts b and c both lead" in found["plant-b", "api"]["seen"]
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+
+def test_clocks_are_held_against_each_other(looked: Callable[..., tuple[int, Found]]) -> None:
+    code, found = looked(a=plant("plant-a", ahead_s=400.0), b=plant("plant-b", ahead_s=-300.0))
+    assert code == ExitCode.UNAVAILABLE
+    for site, ahead_s in (("plant-a", 400.0), ("plant-b", -300.0)):
+        figures = found[site, "clock"]["figures"]
+        least_s, most_s = figures["clock_ahead_at_least_s"], figures["clock_ahead_at_most_s"]
+        assert least_s <= ahead_s <= most_s
+        assert most_s - least_s <= 1.5
+        assert found[site, "clock"]["outcome"] == "warn"
+    apart = found["all", "clocks"]
+    assert apart["outcome"] == "fail"
+    assert "plant-a ahead of plant-b" in apart["seen"]
+    assert apart["figures"]["apart_at_least_s"] <= 700 <= apart["figures"]["apart_at_most_s"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "outcome"),
+    [
+        ((0.0, 0.3), (5.0, 5.3), Outcome.OK),
+        ((0.0, 0.3), (-70.0, -69.0), Outcome.WARN),
+        ((-300.0, -299.0), (300.0, 302.0), Outcome.WARN),  # perhaps 602, perhaps 599
+        ((-300.0, -299.0), (301.0, 302.0), Outcome.FAIL),
+    ],
+)
+def test_only_what_is_certain_fails(
+    a: tuple[float, float], b: tuple[float, float], outcome: Outcome
+) -> None:
+    (check,) = clocks_check({"a": ClockBounds(*a), "b": ClockBounds(*b)})
+    assert check.outcome is outcome
+    assert not list(clocks_check({"a": ClockBounds(*a)}))
+
+
+# ---- room ----------------------------------------------------------------------------------------
+
+
+def node(labels: dict[str, str] | None = None, *, ready: str = "True", **more: Any) -> Any:
+    conditions = [{"type": "Ready", "status": ready}]
+    allocatable = {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": more.pop("gpus", "0")}
+    return {
+        "metadata": {"labels": labels or {}},
+        "spec": more,
+        "status": {"allocatable": allocatable, "conditions": conditions},
+    }
+
+
+def group(
+    name: str, workers: int, selector: dict[str, str] | None = None, **requests: str
+) -> Group:
+    resources = Resources(requests={k.replace("_", "."): v for k, v in requests.items()})
+    return Group(name=name, workers=workers, resources=resources, node_selector=selector or {})
+
+
+SIDECAR = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "placed", "reason"),
+    [
+        (group("g", 3, cpu="900m"), [node(), node()], 3, ""),
+        (group("g", 5, cpu="900m"), [node(), node()], 4, ""),  # twice 0.9 + 0.1
+        (group("g", 5, memory="2Gi"), [node(), node()], 2, ""),  # 2Gi and 128Mi each
+        (group("g", 1, cpu="2"), [node()], 0, "asks for cpu 2.1, no node has more than 2"),
+        (group("g", 1, memory="5Gi"), [node()], 0, "asks for memory 5248Mi, no node has more than"),
+        (group("g", 1, {"size": "big"}), [node()], 0, "no node is ready"),
+        (group("g", 1, {"size": "big"}), [node({"size": "big"})], 1, ""),
+        (group("g", 1), [node(ready="False"), node(unschedulable=True)], 0, "no node is ready"),
+        (group("g", 1), [node(taints=TAINTED)], 0, "no node is ready"),
+        (group("g", 1), [], 0, "no node is ready"),
+        (group("g", 1), [{"status": 7}], 0, "no node is ready"),
+    ],
+)
+def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
+    (room,) = rooms((asked,), SIDECAR, nodes, bears_taints=False)
+    assert (room.wanted, room.placed) == (asked.workers, placed)
+    assert (reason in room.reason) if reason else not room.reason
+
+
+def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
+    (room,) = rooms((group("g", 1),), {}, [node(taints=TAINTED)], bears_taints=True)
+    assert room.placed == 1
+
+
+def test_groups_share_what_is_there() -> None:
+    """The more demanding one is placed first, wherever it stands."""
+    found = rooms(
+        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()],
+        bears_taints=False,
+    )  # fmt: skip
+    assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
+
+
+def test_a_job_is_held_against_the_nodes(
+    looked: Callable[..., tuple[int, Found]], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    groups = [{"name": "g", "workers": 2, "resources": {"requests": {"cpu": "1"}}}]
+    sites = [{"name": name, "groups": groups} for name in NAMES]
+    file.write_text(yaml.safe_dump(changed(smallest(), {"spec.sites": sites})))
+    servers = {"a": plant("plant-a", nodes=MAY_NOT), "b": plant("plant-b")}
+    code, found = looked("-f", str(file), **servers)
+    assert code == 0
+    assert found["plant-a", "listed"]["outcome"] == "ok"
+    assert found["plant-a", "room"]["outcome"] == "unknown"
+    assert found["plant-b", "room"]["outcome"] == "warn"
+    assert "g 1 of 2 workers" in found["plant-b", "room"]["seen"]
+    assert found["plant-b", "images"]["outcome"] == "unknown"
+    assert "w:1" in found["plant-b", "images"]["seen"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0), ("1", 1), ("2.5", "2.5"), (".5", "0.5"), ("100m", "0.1"), ("3k", 3000),
+        ("1Ki", 1024), ("4Gi", 4 * 1024**3), ("2E", 2 * 10**18), ("1e3", 1000), ("1E3", 1000),
+        ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"),
+    ],
+)  # fmt: skip
+def test_quantities(text: str, number: int | str) -> None:
+    assert quantity(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 Gi", "1KI", "1e1.5", "9" * 40, "NaN", "1e", "--1"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        quantity(text)
