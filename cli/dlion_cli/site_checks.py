@@ -238,8 +238,20 @@ def _streams(
         advice = f"Its log says why: {where} logs deployment/"
         advice += str(operator.deployment["metadata"]["name"])
         return Check(site, name, Outcome.FAIL, _joined(wrong), advice)
-    seen = f"it is heard by and hears {_joined([each.name for each in others])}"
-    return Check(site, name, Outcome.OK, seen)
+    trips_s = {
+        other: trip_s
+        for other in (each.name for each in others)
+        if (trip_s := streams[other].get("round_trip_seconds")) is not None
+    }
+    heard = [
+        f"{each.name} ({trips_s[each.name] * 1e3:.0f} ms there and back)"
+        if each.name in trips_s
+        else each.name
+        for each in others
+    ]
+    figures = {f"{other}_round_trip_s": trip_s for other, trip_s in trips_s.items()}
+    seen = f"it is heard by and hears {_joined(heard)}"
+    return Check(site, name, Outcome.OK, seen, figures=figures)
 
 
 def _joined(names: Sequence[str]) -> str:

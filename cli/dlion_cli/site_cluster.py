@@ -35,7 +35,7 @@ _BETWEEN_READINGS_S: Final = 0.23
 """A `Date` has whole seconds: readings at other parts of a second bound it to about a fourth."""
 _MOST_METRICS_BYTES: Final = 4 * 1024 * 1024
 _SAMPLE = re.compile(
-    r"dlion_federation_(connected|heartbeat_age_seconds|bundle_valid)"
+    r"dlion_federation_(connected|heartbeat_age_seconds|bundle_valid|round_trip_seconds)"
     r'\{peer_site="([-a-z0-9]{1,63})"\} (\S{1,32})'
 )
 

@@ -133,6 +133,11 @@ class FederationMetrics(Collector):
         bundle = GaugeMetricFamily(
             "dlion_federation_bundle_valid", "1 where that site's bundle will do", labels=labels
         )
+        round_trip = GaugeMetricFamily(
+            "dlion_federation_round_trip_seconds",
+            "Time that the answer took with which the newest stream to that site began",
+            labels=labels,
+        )
         failures = CounterMetricFamily(
             "dlion_federation_dial_failures",
             "Attempts to reach that site's operator that failed, and streams that broke",
@@ -149,7 +154,9 @@ class FederationMetrics(Collector):
             heard = self._node.hearing(site)
             if heard.heartbeat_age_s is not None:
                 age.add_metric([site], heard.heartbeat_age_s)
-        yield from (connected, age, bundle, failures, sent)
+            if dialler.round_trip_s is not None:
+                round_trip.add_metric([site], dialler.round_trip_s)
+        yield from (connected, age, bundle, round_trip, failures, sent)
         yield from self._calls()
 
     def _calls(self) -> Iterator[Metric]:

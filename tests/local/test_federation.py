@@ -166,6 +166,9 @@ async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
         await until(lambda: heard(b, A))
         assert a.node is not None
         await until(lambda: not a.node.problem(B))
+        round_trip_s = a.node.diallers[B].round_trip_s
+        assert round_trip_s is not None
+        assert round_trip_s > 0.25
 
 
 @within

@@ -70,6 +70,8 @@ class Dialler:
         """Why not, where it does not."""
         self.failures = 0
         """Attempts without success, and streams that broke, since the start."""
+        self.round_trip_s: float | None = None
+        """What the answer to the greeting of the newest stream took; None before the first."""
         self.sent_bytes = 0
         """Of statements, before TLS and HTTP/2."""
 
@@ -128,9 +130,11 @@ class Dialler:
     async def _greet(self, stream: Stream) -> None:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             await self._write(stream, greeting(self._own, self.site))
+            sent_s = time.monotonic()  # the connection stands by now
             answer: Any = await stream.read()
         if answer is grpc.aio.EOF:
             await _raise_end(stream)
+        self.round_trip_s = time.monotonic() - sent_s
         if not self.connected:
             _LOG.info("site %s at %s is told what is new here", self.site, self._address)
         self.connected, self.problem = True, ""

@@ -97,6 +97,7 @@ def metrics(site: str, *, connected: int = 1, age_s: float = 2.5, bundle: int = 
         f"# HELP dlion_federation_connected x\ndlion_federation_connected{label} {connected}.0\n"
         f"dlion_federation_heartbeat_age_seconds{label} {age_s}\nother_total 1.0\n"
         f"dlion_federation_bundle_valid{label} {bundle}.0\n"
+        f"dlion_federation_round_trip_seconds{label} 0.0234\n"
     )
 
 
@@ -160,6 +161,8 @@ def test_sites_that_are_right(looked: Callable[..., tuple[int, Found]]) -> None:
             "streams": "ok",
         }  # fmt: skip
         assert "`streams`" in found[site, "port"]["advice"]
+    assert found["plant-a", "streams"]["seen"].endswith("hears plant-b (23 ms there and back)")
+    assert found["plant-a", "streams"]["figures"] == {"plant-b_round_trip_s": 0.0234}
     assert found["all", "clocks"]["outcome"] == "ok"
 
 
