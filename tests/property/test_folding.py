@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
-from dlion_worker.policies.folding import FoldingMachine, encode_held, lacking
+from dlion_worker.policies.folding import FoldingMachine
+from dlion_worker.policies.held import encode_held, lacking
 from dlion_worker.policies.interface import (
     Fold,
     Layout,

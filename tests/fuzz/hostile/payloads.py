@@ -33,7 +33,7 @@ from dlion_worker.codecs import (
 )
 from dlion_worker.codecs.positions import Positions
 from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.folding import encode_held
+from dlion_worker.policies.held import encode_held
 from dlion_worker.policies.interface import (
     Descend,
     Fold,

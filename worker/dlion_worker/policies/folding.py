@@ -21,17 +21,17 @@ replicas to the same weights. Three groups that meet at one moment meet at a mea
 always at the one by samples: who folds with a group that has folded already cannot tell whose part
 is whose.
 
-Source: the project's definition; version vectors after Parker et al., 1983.
+Source: the project's definition.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_worker.policies.held import Held, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
     Event,
     Fold,
@@ -52,14 +52,8 @@ if TYPE_CHECKING:
 
     from dlion_worker.policies.interface import Machine, Value
 
-Held = dict[Rank, int]
-"""Samples of each worker that some weights hold; who is not named: none."""
-
 _KINDS = frozenset({MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD})
 _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
-_COUNT = struct.Struct("<I")
-_ENTRY = struct.Struct("<IQ")
-_MOST_SAMPLES = 2**53
 LARGEST_LEAP = 1_000_000
 """Iterations: a peer that says that it is further ahead is not followed."""
 
@@ -68,43 +62,6 @@ LEVEL_STEPS = 2
 
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
-
-
-def lacking(held: Mapping[Rank, int], others: Mapping[Rank, int]) -> int:
-    """Samples that `others` hold and `held` does not."""
-    return sum(max(0, samples - held.get(rank, 0)) for rank, samples in others.items())
-
-
-def encode_held(held: Mapping[Rank, int]) -> bytes:
-    """What weights hold, as the payload of a `HELD` message and the head of a `FOLD`."""
-    entries = (_ENTRY.pack(rank, samples) for rank, samples in sorted(held.items()))
-    return b"".join((_COUNT.pack(len(held)), *entries))
-
-
-def decode_held(payload: bytes | memoryview, ranks: Collection[int]) -> tuple[Held, memoryview]:
-    """What some weights hold, and what stands behind that in the payload. `ranks`: of whom it may
-    speak.
-
-    Raises:
-        ContractError: it is cut short, or names unknown workers or absurd counts.
-    """
-    whole = memoryview(payload)
-    try:
-        (count,) = _COUNT.unpack_from(whole)
-        if count > len(ranks):
-            raise ContractError(f"samples of {count} workers; allowed: at most {len(ranks)}")
-        end = _COUNT.size + count * _ENTRY.size
-        entries = list(_ENTRY.iter_unpack(whole[_COUNT.size : end]))
-    except struct.error as error:
-        raise ContractError("samples that weights hold, cut short") from error
-    held = {Rank(rank): samples for rank, samples in entries}
-    if len(entries) < count or len(held) < count:
-        raise ContractError("samples that weights hold, cut short or of one worker twice")
-    if unknown := [rank for rank in held if rank not in ranks]:
-        raise ContractError(f"samples of worker {unknown[0]}: none of this run's")
-    if max(held.values(), default=0) > _MOST_SAMPLES:
-        raise ContractError(f"{max(held.values())} samples; allowed: {_MOST_SAMPLES}")
-    return held, whole[end:]
 
 
 class FoldingMachine:
