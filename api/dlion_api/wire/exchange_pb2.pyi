@@ -116,7 +116,7 @@ class Hello(_message.Message):
     iteration: _builtins.int
     """the last one that the sender has finished"""
     address: _builtins.str
-    """where the sender takes streams: a restarted worker has a new port"""
+    """Where the sender takes streams: a restarted worker has a new port. Empty: where the membership has it."""
     def __init__(
         self,
         *,

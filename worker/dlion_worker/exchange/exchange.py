@@ -54,6 +54,7 @@ class ExchangeConfig:
     listen_host: str = "127.0.0.1"
     listen_port: int = 0  # 0: any free one
     advertise_host: str = ""  # empty: the same as `listen_host`
+    is_exposed: bool = False  # other sites' peers dial another address, which the membership has
     max_message_bytes: int = 256 * 2**20
     max_state_bytes: int = 2**30
     queue_rule: QueueRule = QueueRule.KEEP
@@ -81,7 +82,7 @@ class Exchange:
             config.max_queued_messages,
             config.max_message_bytes,
         )
-        self._shared = Surroundings(me, on_event)
+        self._shared = Surroundings(me, on_event, config.is_exposed)
         self._links = Links(self._shared)
         self._service = ExchangeService(self._links, config.credentials, state_provider)
         self._diallers: dict[Rank, Dialler] = {}
@@ -350,9 +351,8 @@ class Exchange:
         dialler = self._diallers.get(peer)
         if dialler is None:
             raise UnavailableError(f"rank {peer} is not a member, as far as is known here")
-        return await dialler.pull(
-            weights_only=weights_only, max_state_bytes=self._config.max_state_bytes
-        )
+        limit = self._config.max_state_bytes
+        return await dialler.pull(weights_only=weights_only, max_state_bytes=limit)
 
     async def _tick(self) -> None:
         """Heartbeats where nothing else is said, and an end to streams that have gone silent."""

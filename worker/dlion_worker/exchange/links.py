@@ -57,6 +57,8 @@ class Surroundings:
 
     me: Self
     emit: Callable[[ExchangeEvent], None]
+    is_exposed: bool = False
+    """Whether other sites' peers dial another address than this site's."""
     address: str = ""
     iteration: int = 0
 
@@ -274,8 +276,13 @@ class Link:
             protocol=PROTOCOL,
             epoch=self.outbox.epoch,
             iteration=self._shared.iteration,
-            address=self._shared.address,
+            address=self._shared.address if self._is_dialled_as_told else "",
         )
+
+    @property
+    def _is_dialled_as_told(self) -> bool:
+        """Whether the peer reaches us at our own address; else the membership tells it another."""
+        return not self._shared.is_exposed or self.peer.site == self._shared.me.identity.site
 
 
 @dataclass

@@ -187,6 +187,7 @@ class Worker:
                 listen_host=self._config.listen_host,
                 listen_port=self._config.exchange_port,
                 advertise_host=self._config.advertise_host,
+                is_exposed=self._job.spec.network.exposure != "PodNetwork",
                 max_message_bytes=self._job.spec.network.max_message_bytes,
                 queue_rule=self._queue_rule(),
             ),

@@ -1,0 +1,56 @@
+"""Facts: a hello tells where its sender takes streams; to a peer of another site that dials another
+address it tells none, and such a hello moves nobody.
+
+Left out: links that really stand (tests/local/test_links.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.names import SiteName
+from dlion_api.wire.exchange_pb2 import Frame, Hello
+from dlion_worker.exchange.links import Link, Self, Surroundings
+from dlion_worker.exchange.window import QueueRule
+from linked_workers import JOB, PLANT_A, PLANT_B, identity
+
+HERE, FAR = "10.0.0.1:7440", "192.0.2.7:30000"
+
+
+class Dialled:
+    """A stream that nobody ends."""
+
+    def end(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def link(peer_site: SiteName, *, is_exposed: bool) -> Link:
+    me = Self(JOB, identity(0), 1, QueueRule.KEEP, 64, 2**20)
+    shared = Surroundings(me, lambda event: None, is_exposed, HERE)
+    return Link(identity(1, peer_site), shared)
+
+
+@pytest.mark.parametrize(
+    ("site", "is_exposed", "told"),
+    [
+        (PLANT_A, False, HERE),
+        (PLANT_B, False, HERE),
+        (PLANT_A, True, HERE),
+        (PLANT_B, True, ""),
+    ],
+)
+def test_a_hello_tells_an_address_that_the_peer_can_dial(
+    site: SiteName, is_exposed: bool, told: str
+) -> None:
+    greeting = link(site, is_exposed=is_exposed)
+    greeting.outgoing_began(Dialled())
+    data = greeting.next_frame(0.0)
+    assert data is not None
+    assert Frame.FromString(data).hello.address == told
+
+
+def test_a_hello_without_an_address_moves_nobody() -> None:
+    there = link(PLANT_B, is_exposed=True)
+    there.known_as(1, FAR)
+    there.admit(Hello(incarnation=1, address=""), Dialled())
+    assert there.target == FAR
