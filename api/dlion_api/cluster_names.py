@@ -39,6 +39,9 @@ TRAINER_CONTAINER: Final = "trainer"
 SIDECAR_CONTAINER: Final = "sidecar"
 KEEPER_CONTAINER: Final = "keeper"
 
+EXCHANGE: Final = "exchange"
+MEASURING: Final = "measuring"
+"""Names of a worker's ports in its Services."""
 EXCHANGE_PORT: Final = 7440
 MEASURING_PORT: Final = 7441
 KEEPER_PORT: Final = 7442
@@ -100,6 +103,11 @@ def run_name(job: JobKey) -> str:
 def group_job_name(job: JobKey, group: str) -> str:
     """The Indexed Job of one group of this site; its pods are called `<this>-<index>-<random>`."""
     return f"{job.name}-{group}-{run_hash(job)}"
+
+
+def worker_service_name(job: JobKey, group: str, index: int) -> str:
+    """The Service by which other sites reach one worker, where it is exposed."""
+    return f"{group_job_name(job, group)}-{index}"
 
 
 def keeper_name(job: JobKey) -> str:

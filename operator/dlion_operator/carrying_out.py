@@ -12,6 +12,7 @@ from typing import Final
 from dlion_api.names import GROUP
 from dlion_operator.cluster import Cluster, ConflictError, Document, Kind, RefusedError
 from dlion_operator.decisions import Action, Apply, Create, Delete, Notice, Patch
+from dlion_operator.resync import WATCHED
 from dlion_operator.store import ObjectName, Store
 
 _LOG = logging.getLogger(__name__)
@@ -92,15 +93,23 @@ class Children:
         kind, name = Kind.of(document), document["metadata"]["name"]
         digest = _digest(document)
         known, seen_s = self._settled.get((kind, name), ("", 0.0))
-        if known == digest and self._monotonic_s() - seen_s < LOOK_AFTER_S:
+        is_recent = self._monotonic_s() - seen_s < LOOK_AFTER_S
+        if known == digest and is_recent and not self._is_known_gone(kind, document):
             return
         live = await self._live(document)
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-        if annotations.get(APPLIED_ANNOTATION) != digest:
-            await self._cluster.apply(_with_digest(document, digest))
+        if live is None or annotations.get(APPLIED_ANNOTATION) != digest:
+            live = await self._cluster.apply(_with_digest(document, digest))
+        if kind in WATCHED:
+            self._store.put(kind, live)
         self._settled[kind, name] = (digest, self._monotonic_s())
+
+    def _is_known_gone(self, kind: Kind, document: Document) -> bool:
+        metadata = document["metadata"]
+        name = ObjectName(metadata["namespace"], metadata["name"])
+        return kind in WATCHED and self._store.get(kind, name) is None
 
     async def _create(self, document: Document) -> bool:
         kind, name = Kind.of(document), document["metadata"]["name"]

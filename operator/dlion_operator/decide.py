@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from dlion_api import cluster_names as names
 from dlion_api.errors import SpecError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import Job, load_job
@@ -31,13 +30,22 @@ from dlion_operator.decisions import (
     Patch,
     StopRun,
 )
+from dlion_operator.exposure import addresses, exposing_services
 from dlion_operator.findings import failure, hindered, standing, too_long, verdict, why_over
-from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, PodView, moment
+from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, moment
 from dlion_operator.pod_security import restricted_violations
 from dlion_operator.runs import Run, groups_of
 from dlion_operator.settings import Settings
 from dlion_operator.situations import Finding, Situation
 from dlion_operator.statuses import bare_status, run_status
+from dlion_operator.tidying import (
+    earlier_runs,
+    left_over,
+    lost_pods,
+    superfluous_services,
+    unused_services,
+    without_objects,
+)
 
 MANAGED_BY = "dlion.dev/operator"
 NOT_SERVED = ("Secret", "CertManager")
@@ -45,9 +53,6 @@ NOT_SERVED = ("Secret", "CertManager")
 MADE_ONCE = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
 """Workers of a run read what they were started with, whatever a newer operator fills in. A keeper
 that is made anew loses what it keeps where it has no claim; a claim is the user's to change."""
-LOST_POD_AFTER = timedelta(seconds=60)
-"""A pod that is still there so long after its grace is on a node that does not answer. Room for
-clocks that differ, too: the time is the API server's."""
 FINISH_WITHIN = timedelta(seconds=60)
 """What workers have to save what they trained when a run is given up."""
 KEPT_AT_LEAST = timedelta(seconds=60)
@@ -78,7 +83,7 @@ def decide(seen: Observed, settings: Settings) -> Decision:
         return _without_a_run(Finding(Situation.NOT_SELECTED, Reason.NOT_SELECTED, words), seen)
     run = Run.of(job, seen, SiteName(settings.site))
     if ended_at := _ended_at(seen, run):
-        return _after_the_end(run, seen, ended_at)
+        return _after_the_end(run, seen, settings, ended_at)
     return _decide_run(job, run, seen, settings)
 
 
@@ -89,7 +94,7 @@ def _without_a_run(finding: Finding, seen: Observed) -> Decision:
     strays = [view for view in views if view.run_id != run_id]
     metadata = seen.document["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"], run_id)
-    actions = (CloseRun(), *_left_over(strays, key, seen))
+    actions = (CloseRun(), *left_over(strays, key, seen))
     return _told(finding, seen, bare_status(finding, seen), actions)
 
 
@@ -113,22 +118,23 @@ def _ended_at(seen: Observed, run: Run) -> datetime | None:
 
 
 def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decision:
-    cleaning = (*_earlier_runs(run, seen), *_lost_pods(run, seen.now))
+    cleaning = (*earlier_runs(run, seen), *lost_pods(run, seen.now))
     if job.spec.suspend:
-        return _suspended(run, seen, cleaning)
+        return _suspended(run, seen, settings, cleaning)
     if run.has_ended:
         return _ended(verdict(run, seen), run, seen, cleaning)
     if refusal := _refused(run, seen, settings):
         return _ended(refusal, run, seen, cleaning)
     if seen.refused is not None and seen.refused.forbidden:
         finding = Finding(Situation.STUCK, Reason.FORBIDDEN, seen.refused.message)
-        actions = (*cleaning, _opened(run, seen), *_objects(run, seen, settings))
+        actions = (*cleaning, _opened(run, seen, settings), *_objects(run, seen, settings))
         return _told(finding, seen, run_status(finding, run, seen), actions)
     if given_up := _given_up(run, seen):
         return _ended(given_up, run, seen, cleaning)
     actions = (
         *cleaning,
-        _opened(run, seen),
+        *superfluous_services(run, seen),
+        _opened(run, seen, settings),
         *_objects(run, seen, settings),
         *_changes(run),
     )
@@ -140,7 +146,9 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
     return _told(finding, seen, run_status(finding, run, seen), actions)
 
 
-def _suspended(run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:
+def _suspended(
+    run: Run, seen: Observed, settings: Settings, cleaning: tuple[Action, ...]
+) -> Decision:
     finding = Finding(Situation.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
     stopping = tuple(
         Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
@@ -148,15 +156,23 @@ def _suspended(run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decisi
         if not view.suspended and view.ended_at is None
     )
     # While pods end in order they report, and the keeper hears of it.
-    serving: Action = _opened(run, seen) if run.pods and not _all_over(run) else CloseRun()
-    actions = (*cleaning, *stopping, serving)
+    if run.pods and not _all_over(run):
+        actions = (*cleaning, *stopping, _opened(run, seen, settings))
+    else:
+        actions = (*cleaning, *stopping, *unused_services(run, seen), CloseRun())
     return _told(finding, seen, run_status(finding, run, seen), actions)
 
 
-def _opened(run: Run, seen: Observed) -> OpenRun:
+def _opened(run: Run, seen: Observed, settings: Settings) -> OpenRun:
     age = seen.now - run.made_at if run.made_at else timedelta()
-    age_s = max(0.0, age.total_seconds())
-    return OpenRun(run.job, run.workers, run.spec_hash, age_s, run.failed_ranks)
+    return OpenRun(
+        run.job,
+        run.workers,
+        run.spec_hash,
+        age_s=max(0.0, age.total_seconds()),
+        failed=run.failed_ranks,
+        addresses=addresses(run, seen, settings),
+    )
 
 
 def _all_over(run: Run) -> bool:
@@ -198,6 +214,8 @@ def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     for group in run.groups:
         if group.name not in run.jobs:
             yield Create(children.worker_job(run.job, group, settings, owner))
+    for document in exposing_services(run, seen, settings):
+        yield Apply(document)
 
 
 def _changes(run: Run) -> Iterator[Action]:
@@ -257,45 +275,7 @@ def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
     return was_training and is_less and _just_opened(run, seen)
 
 
-def _lost_pods(run: Run, now: datetime) -> Iterator[Action]:
-    for pod in (*run.pods, *run.keepers):
-        if _is_lost(pod, now):
-            if pod.phase not in ("Succeeded", "Failed"):
-                # A Job waits for its pod's end, which nobody else will tell of.
-                said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
-                yield Patch(Kind.POD, pod.name, said, subresource="status")
-            yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
-
-
-def _is_lost(pod: PodView, now: datetime) -> bool:
-    return pod.deleted_at is not None and now - pod.deleted_at > LOST_POD_AFTER
-
-
 # ---- before and after ------------------------------------------------------------------------
-
-
-def _earlier_runs(run: Run, seen: Observed) -> Iterator[Action]:
-    """Whatever is left of another run of this job goes."""
-    yield from _left_over(run.strays, run.job.key, seen)
-
-
-def _left_over(strays: Sequence[JobView], key: JobKey, seen: Observed) -> Iterator[Action]:
-    for view in strays:
-        yield Delete(Kind.JOB, view.name, view.uid)
-    status = seen.document.get("status") or {}
-    before = str(status.get("runId") or "")
-    if before and before != key.run_id:
-        yield from _without_objects(JobKey(key.namespace, key.name, before))
-
-
-def _without_objects(key: JobKey) -> Iterator[Action]:
-    for kind, name in (
-        (Kind.DEPLOYMENT, names.keeper_name(key)),
-        (Kind.SERVICE, names.keeper_name(key)),
-        (Kind.SERVICE, names.run_name(key)),
-        (Kind.CONFIG_MAP, names.run_name(key)),
-    ):
-        yield Delete(kind, name)
 
 
 def _ended(finding: Finding, run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:
@@ -319,15 +299,16 @@ def _of(view: JobView, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"uid": view.uid}, "spec": spec}
 
 
-def _after_the_end(run: Run, seen: Observed, ended_at: datetime) -> Decision:
+def _after_the_end(run: Run, seen: Observed, settings: Settings, ended_at: datetime) -> Decision:
     age = seen.now - ended_at
-    actions: list[Action] = [*_earlier_runs(run, seen), *_halt(run), *_lost_pods(run, seen.now)]
+    actions: list[Action] = [*earlier_runs(run, seen), *_halt(run), *lost_pods(run, seen.now)]
+    actions += unused_services(run, seen)
     waits = [SERVED_AFTER_END]
     if age >= SERVED_AFTER_END:
         actions.append(CloseRun())
     elif seen.run is None:
         actions += [
-            _opened(run, seen),
+            _opened(run, seen, settings),
             FinishRun(_last_words(seen), _has_succeeded(seen)),
         ]
     ttl = run.job.spec.ttl_seconds_after_finished
@@ -336,7 +317,7 @@ def _after_the_end(run: Run, seen: Observed, ended_at: datetime) -> Decision:
         waits.append(timedelta(seconds=ttl))
         if age >= timedelta(seconds=ttl):
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
-            actions += _without_objects(run.job.key)
+            actions += without_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
     status = dict(seen.document.get("status") or {})
     generation = seen.document["metadata"].get("generation")

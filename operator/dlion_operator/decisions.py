@@ -9,6 +9,7 @@ from typing import Any, Literal
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.cluster import Document, Kind
+from dlion_operator.exposure import Addresses
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class OpenRun:
     """How long ago the run began: its records' times count from there, whoever serves it."""
     failed: frozenset[Rank] = frozenset()
     """Of these workers, those of this site that have failed for good."""
+    addresses: Addresses | None = None
+    """Where other sites reach this one's workers; None: where these say."""
 
 
 @dataclass(frozen=True)

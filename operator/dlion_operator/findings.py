@@ -13,6 +13,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import Reason
 from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
+from dlion_operator.exposure import hindrances, is_late
 from dlion_operator.observed import NOTHING_KNOWN, Observed, RunView, Trouble
 from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
@@ -33,7 +34,7 @@ def standing(run: Run, seen: Observed) -> Finding:
         # Workers leave one after the other: nobody is lost.
         return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")
     if view.training:
-        return _training(run, view, seen.now)
+        return _training(run, view, seen)
     if podless := _podless(run, seen.now):
         words = _joined([trouble.message for trouble in podless])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
@@ -42,7 +43,7 @@ def standing(run: Run, seen: Observed) -> Finding:
         if _is_stuck(run, view, seen.now):
             return Finding(Situation.STUCK, troubles[0].reason, words)
         return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
-    return _starting(run, view)
+    return _starting(run, view, seen)
 
 
 def hindered(finding: Finding, hindrance: str) -> Finding:
@@ -55,7 +56,7 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
     return replace(finding, message=words)
 
 
-def _training(run: Run, view: RunView, now: datetime) -> Finding:
+def _training(run: Run, view: RunView, seen: Observed) -> Finding:
     training = {site: _train_along(view, site) for site in {*view.ready, *view.linked}}
     sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
@@ -66,12 +67,14 @@ def _training(run: Run, view: RunView, now: datetime) -> Finding:
     there = sum(training.values())
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
-        words += _away(view)
-        words += [trouble.message for trouble in _troubles(run, view, now)]
+        words += [*_away(view), *hindrances(run, seen)]
+        words += [trouble.message for trouble in _troubles(run, view, seen.now)]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
-    said = _joined([f"{here + there} {workers}", *run.too_many, *_away(view)])
+    said = _joined(
+        [f"{here + there} {workers}", *run.too_many, *_away(view), *hindrances(run, seen)]
+    )
     return Finding(Situation.TRAINING, Reason.TRAINING, said)
 
 
@@ -85,10 +88,13 @@ def _train_along(view: RunView, site: SiteName) -> int:
     return max(ready, linked) if linked or there.is_reachable else 0
 
 
-def _starting(run: Run, view: RunView) -> Finding:
+def _starting(run: Run, view: RunView, seen: Observed) -> Finding:
     if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
         return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
     here, total = view.ready.get(run.site, 0), run.size_of_all(view)
+    if here >= run.size and (unreached := hindrances(run, seen)):
+        situation = Situation.STUCK if is_late(run, seen.now) else Situation.WAITING
+        return Finding(situation, Reason.NOT_EXPOSED, _joined(unreached))
     if here >= run.size and sum(view.ready.values()) < total:
         words = [f"{sum(view.ready.values())} of {total} workers have joined", *_away(view)]
         if view.remote and (few := _too_few_sites(run, view)):

@@ -60,6 +60,7 @@ def registry_of(
         (Kind.DLION_JOB, (GROUP, VERSION, "dlionjobs")),
         (Kind.JOB, ("batch", "v1", "jobs")),
         (Kind.POD, ("", "v1", "pods")),
+        (Kind.SERVICE, ("", "v1", "services")),
     ):
         _watch(kind, resource, store, trigger, registry)
     return registry
@@ -104,5 +105,5 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 600
     settings.process.ultimate_exiting_timeout = 20
     settings.posting.reporting_component = MANAGER
-    for plural in (("batch", "v1", "jobs"), ("", "v1", "pods")):
+    for plural in (("batch", "v1", "jobs"), ("", "v1", "pods"), ("", "v1", "services")):
         settings.watching.label_selectors[plural] = JOB_LABEL

@@ -107,6 +107,8 @@ class Observed:
     """Its Jobs, of any run."""
     pods: Sequence[Document]
     """Its pods, of any run."""
+    services: Sequence[Document]
+    """Its Services, of any run."""
     now: datetime
     authority_pem: str
     run: RunView | None = None
@@ -236,6 +238,11 @@ class PodView:
         """Short name for people: group and index."""
         group, index = self.labels.get(names.GROUP_LABEL), self.labels.get(names.INDEX_LABEL)
         return self.name if group is None or index is None else f"{group}-{index}"
+
+    @property
+    def node_address(self) -> str:
+        """Of the node that it is on; empty: it is on none yet."""
+        return str(self._status.get("hostIP") or "")
 
     @property
     def phase(self) -> str:

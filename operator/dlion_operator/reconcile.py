@@ -36,6 +36,7 @@ from dlion_operator.decisions import (
     OpenRun,
     StopRun,
 )
+from dlion_operator.exposure import Addresses
 from dlion_operator.notices import Notices
 from dlion_operator.observed import NOTHING_KNOWN, Observed, Refusal, RunView
 from dlion_operator.patching import is_telemetry, merge_patch
@@ -61,10 +62,13 @@ class Runs(Protocol):
         spec_hash: str,
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
     ) -> None:
         """Serves that run with these workers; other runs of the same job are closed.
 
         It began so long ago. `failed` are workers of this site that have failed for good.
+        `addresses`: where other sites reach this one's workers, as far as that is known; None:
+        where the workers say.
         """
         ...
 
@@ -206,10 +210,14 @@ class Reconciler:
             for pod in self._store.of_job(Kind.POD, name)
             if job_uids & set(_owners(pod)) or _is_keeper(pod)
         ]
+        services = [
+            each for each in self._store.of_job(Kind.SERVICE, name) if memory.uid in _owners(each)
+        ]
         return Observed(
             document=document,
             jobs=jobs,
             pods=pods,
+            services=services,
             now=self._now(),
             authority_pem=self._runs.authority_pem(),
             run=run,
@@ -226,8 +234,15 @@ class Reconciler:
         # Workers that train are served whatever the API server says of their objects.
         for action in decision.actions:
             match action:
-                case OpenRun(job, workers, spec_hash, age_s, failed):
-                    self._runs.open(job, workers, spec_hash=spec_hash, age_s=age_s, failed=failed)
+                case OpenRun(job, workers, spec_hash, age_s, failed, addresses):
+                    self._runs.open(
+                        job,
+                        workers,
+                        spec_hash=spec_hash,
+                        age_s=age_s,
+                        failed=failed,
+                        addresses=addresses,
+                    )
                 case StopRun(reason):
                     self._runs.stop(key, reason)
                 case FinishRun(reason, succeeded):

@@ -25,9 +25,12 @@ EVERY_S = 60.0
 SETTLE_S = 5.0
 """How long the news of a change may take."""
 
-WATCHED = (Kind.DLION_JOB, Kind.JOB, Kind.POD)
-_TYPES = {Kind.JOB: ("batch/v1", "Job"), Kind.POD: ("v1", "Pod")} | {
-    Kind.DLION_JOB: (API_VERSION, DLION_KIND)
+WATCHED = (Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE)
+_TYPES = {
+    Kind.DLION_JOB: (API_VERSION, DLION_KIND),
+    Kind.JOB: ("batch/v1", "Job"),
+    Kind.POD: ("v1", "Pod"),
+    Kind.SERVICE: ("v1", "Service"),
 }
 
 

@@ -87,6 +87,18 @@ class Sidecar:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadBalancer:
+    """The Services of workers of jobs with exposure LoadBalancer."""
+
+    annotations: Mapping[str, str] = setting(
+        "annotations of them, as load balancers ask for.", default={}, max_items=64
+    )
+    class_name: str = setting(
+        "their load balancer class; empty: the cluster's default.", default="", max_length=253
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Authority:
     """The site's certificate authority."""
 
@@ -152,6 +164,14 @@ class Settings:
         pattern_words=LABEL_WORDS,
         max_length=SITE_NAME_LENGTH,
     )
+    advertised_address: str = setting(
+        "host by which other sites reach this site's nodes and load balancers, for jobs that are"
+        " exposed by them; empty: the address of a worker's node, or of its load balancer.",
+        default="",
+        pattern=r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*)?",
+        pattern_words="a host name or an IP address, without a port",
+        max_length=253,
+    )
     namespaces: tuple[str, ...] = setting(
         "namespaces that are watched; empty: all, which needs a ClusterRole.",
         default=(),
@@ -161,6 +181,9 @@ class Settings:
     coordinator: Coordinator = setting("the service that workers talk to.")
     keeper: Keeper = setting("the pod that holds checkpoints and models.", default=Keeper())
     sidecar: Sidecar = setting("the container beside each trainer.", default=Sidecar())
+    load_balancer: LoadBalancer = setting(
+        "the Services of workers behind load balancers.", default=LoadBalancer()
+    )
     authority: Authority = setting("the site's certificate authority.", default=Authority())
     federation: Federation | None = setting(
         "the service for other sites' operators; absent: this site knows no other.", default=None

@@ -21,6 +21,7 @@ from dlion_operator.authority import Authority
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import TokenVerifier
 from dlion_operator.decisions import Notice
+from dlion_operator.exposure import Addresses, told_elsewhere
 from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
 from dlion_operator.observed import KNOWN_AFTER_S, NOTHING_KNOWN, RunView
 from dlion_operator.other_sites import (
@@ -60,6 +61,8 @@ class _Served:
     opened_s: float
     failed: frozenset[Rank]
     """Workers of this site that have failed for good."""
+    addresses: Addresses | None
+    """Where other sites reach this one's workers; None: where these say."""
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""
@@ -98,9 +101,11 @@ class SiteRuns:
         spec_hash: str,
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
     ) -> None:
         key = job.key
         if key in self._served:
+            self._served[key].addresses = addresses
             self._take_over(key, job, workers, failed)
             return
         self._close_but(key, key.namespace, key.name)
@@ -118,6 +123,7 @@ class SiteRuns:
             WorkerNews(everybody),
             time.monotonic(),
             failed,
+            addresses,
         )
         self._served[key].progress.expect(everybody)
         is_open = job.spec.tls.mode == "Disabled"
@@ -231,10 +237,12 @@ class SiteRuns:
         members = [m for m in self._server.membership(run).members if m.identity.site == own]
         ranks = {member.identity.rank for member in members}
         accuracies = {rank: a for rank, a in served.target.accuracies.items() if rank in ranks}
+        reached = told_elsewhere(members, served.addresses)
+        has_heard_all = time.monotonic() - served.opened_s >= KNOWN_AFTER_S
         workers = SiteWorkers(
             tuple(worker for worker in served.workers if worker.site == own),
-            tuple(members),
-            settled=time.monotonic() - served.opened_s >= KNOWN_AFTER_S,
+            reached,
+            settled=has_heard_all and len(reached) == len(members),
             accuracies=accuracies,
             left=self._left(served),
         )

@@ -32,6 +32,7 @@ DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 OTHER: dict[str, Any] = {
     "site.name": "plant-b",
+    "site.advertisedAddress": "plant-a.example",
     "sites": sites("plant-a", "plant-c")["sites"],
     "federation.port": 18446,
     "federation.certificateLifeSeconds": 60,
@@ -71,6 +72,8 @@ OTHER: dict[str, Any] = {
     "sidecar.resources.requests.cpu": "100m",
     "sidecar.resources.requests.memory": "1Gi",
     "sidecar.resources.limits.memory": "2Gi",
+    "loadBalancer.annotations": {"a": "b"},
+    "loadBalancer.className": "tailscale",
     "authority.secretName": "plant-a-ca",
     "authority.certificateLifeSeconds": 2_147_483_647,
     "metrics.port": 19440,
@@ -156,6 +159,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("site.name", "-a", "/site/name"),
     ("site.name", 7, "/site/name"),
     ("site.title", "a", "title"),
+    ("site.advertisedAddress", "plant-a.example:30446", "/site/advertisedAddress"),
+    ("site.advertisedAddress", "https://plant-a.example", "/site/advertisedAddress"),
+    ("site.advertisedAddress", "10.0.0.1 ", "/site/advertisedAddress"),
     ("cities", [], "cities"),
     ("namespaces", "ml", "/namespaces"),
     ("namespaces", ["ml", "ml"], "/namespaces"),
@@ -186,6 +192,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("keeper.size", "-1Gi", "/keeper/size"),
     ("keeper.resources.limits", {str(i): 1 for i in range(17)}, "/keeper/resources/limits"),
     ("sidecar.image", "a", "image"),
+    ("loadBalancer.annotations", {"a": 1}, "/loadBalancer/annotations/a"),
+    ("loadBalancer.className", "a b", "/loadBalancer/className"),
     ("authority.secretName", "", "/authority/secretName"),
     ("authority.secretName", "A", "/authority/secretName"),
     ("authority.certificateLifeSeconds", 1199, "/authority/certificateLifeSeconds"),
@@ -235,6 +243,7 @@ def test_nobody_forgets_the_name_of_the_site(helm: Helm) -> None:
 
 REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "site": (nested("site.name", "a" * 40), "a" * 40),
+    "advertised_address": (nested("site.advertisedAddress", "fd00::1"), "fd00::1"),
     "namespaces": (nested("namespaces", ["ml", "edge"]), ("ml", "edge")),
     "federation": (
         merged(
@@ -281,6 +290,8 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
         nested("sidecar.resources.limits", {"memory": 1, "nvidia.com/gpu": 1}),
         {"memory": "1", "nvidia.com/gpu": "1"},
     ),
+    "load_balancer.annotations": (nested("loadBalancer.annotations", {"a": "b"}), {"a": "b"}),
+    "load_balancer.class_name": (nested("loadBalancer.className", "a" * 253), "a" * 253),
     "authority.secret_name": (nested("authority.secretName", "true"), "true"),
     "authority.certificate_life_seconds": (
         nested("authority.certificateLifeSeconds", 2**31 - 1),

@@ -2,10 +2,13 @@
 
 Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
 status shows both; workers that prove themselves by their pods' tokens hear at their own site who
-has joined at both, and get both bundles; other counts at one site are no drift and are taken over;
-a differing manifest is named at both sites within ten seconds; an operator that is killed is
-missed, what it said stands, and it is heard again once it is back. Prints how long each took.
-Left out: pods that run and train, links between machines.
+has joined at both, and get both bundles; with exposure NodePort and LoadBalancer they hear of the
+other site's at the ports that the API server there chose, and these go when nobody runs; other
+counts at one site are no drift and are taken over; a differing manifest is named at both sites
+within ten seconds; an operator that is killed is missed, what it said stands, and it is heard again
+once it is back. Prints how long each took.
+Left out: pods that run and train, links between machines, a load balancer (the test says its
+address).
 """
 
 from __future__ import annotations
@@ -81,6 +84,33 @@ class OperatedSite:
     def pods(self) -> list[dict[str, Any]]:
         return list(self.kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"])
 
+    def place_pods(self, address: str) -> None:
+        """Says in a kubelet's place that they are on a node of that address."""
+        status = {"status": {"hostIP": address, "hostIPs": [{"ip": address}]}}
+        for pod in self.pods():
+            self.kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
+                             "--type=merge", "-p", json.dumps(status))  # fmt: skip
+
+    def balance(self, address: str) -> None:
+        """Says in a load balancer's place that it takes what comes for the workers there."""
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
+        for service in self.exposed("LoadBalancer"):
+            name = service["metadata"]["name"]
+            self.kubectl.run("patch", "service", name, "--subresource=status",
+                             "--type=merge", "-p", json.dumps(status))  # fmt: skip
+
+    def exposed(self, kind: str) -> list[dict[str, Any]]:
+        """The workers' Services of that kind, by name and so by index."""
+        found = self.kubectl.get("services", "-l", "app.kubernetes.io/component=worker")["items"]
+        of_kind = [each for each in found if each["spec"]["type"] == kind]
+        return sorted(of_kind, key=lambda each: str(each["metadata"]["name"]))
+
+    def ports(self, kind: str, index: int, host: str) -> tuple[str, ...]:
+        """Where that worker is reached by its Service, at that host."""
+        ports = self.exposed(kind)[index]["spec"]["ports"]
+        key = "nodePort" if kind == "NodePort" else "port"
+        return tuple(f"{host}:{port[key]}" for port in ports)
+
     def join(self, worker: WorkerIdentity, spec_hash: str) -> Joined:
         """That worker, as its pod would: signed and joined."""
         index = {"dlion.dev/group": worker.group,
@@ -122,6 +152,7 @@ class Joined:
             **who,
             incarnation=1,
             exchange_address=f"10.0.0.{worker.rank}:7440",
+            measuring_address=f"10.0.0.{worker.rank}:7441",
             spec_hash=spec_hash,
         )
         self._updates = stub.Join(request, timeout=120)
@@ -194,7 +225,7 @@ def sites(
             assert defects == 0, each.operator.last_words()
 
 
-def manifest(seed: int = 1) -> dict[str, Any]:
+def manifest(seed: int = 1, **changes: Any) -> dict[str, Any]:
     document = smallest()
     document["metadata"] = {"name": "digits"}
     document["spec"]["sites"] = [
@@ -202,6 +233,7 @@ def manifest(seed: int = 1) -> dict[str, Any]:
         {"name": "plant-b", "groups": [{"name": "small", "workers": 1}]},
     ]
     document["spec"]["trainer"]["seed"] = seed
+    document["spec"] |= changes
     return document
 
 
@@ -295,3 +327,37 @@ def test_drift_is_named_at_both_sites(sites: tuple[OperatedSite, OperatedSite]) 
     b.kubectl.run("delete", "dlj", "digits")
     b.kubectl.apply(manifest())
     eventually("all is well", lambda: {s.consistent()[0] for s in sites} == {"True"})
+
+
+@pytest.mark.parametrize("exposure", ["NodePort", "LoadBalancer"])
+def test_other_sites_workers_are_known_by_the_ports_that_lead_to_them(
+    sites: tuple[OperatedSite, OperatedSite], exposure: str
+) -> None:
+    exposed = manifest(network={"exposure": exposure})
+    hosts = {"plant-a": "192.0.2.1", "plant-b": "192.0.2.2"}
+    for site in sites:
+        site.bundle_file.write_bytes(site.bundle())
+        site.kubectl.apply(exposed)
+    eventually("pods are made", lambda: [len(site.pods()) for site in sites] == [2, 1])
+    eventually("so are ports", lambda: [len(s.exposed(exposure)) for s in sites] == [2, 1])
+    for site in sites:
+        site.place_pods(hosts[site.name])
+        site.balance(hosts[site.name])
+
+    namespace = sites[0].kubectl.namespace
+    job = load_job({**exposed, "metadata": {"name": "digits", "namespace": namespace}})
+    job = job.with_room_to_grow()
+    by_name = {site.name: site for site in sites}
+    joined = {each: by_name[each.site].join(each, job.hash()) for each in job.workers()}
+    for worker, stream in joined.items():
+        members = {member.worker.rank: member for member in stream.told(3).members}
+        for other in job.workers():
+            told = members[other.rank].exchange_address, members[other.rank].measuring_address
+            near = f"10.0.0.{other.rank}:7440", f"10.0.0.{other.rank}:7441"
+            far = by_name[other.site].ports(exposure, other.index, hosts[other.site])
+            assert told == (near if other.site == worker.site else far)
+    for site in sites:
+        site.kubectl.apply(manifest(network={"exposure": exposure}, suspend=True))
+    for stream in joined.values():
+        stream.channel.close()
+    eventually("ports go", lambda: not any(site.exposed(exposure) for site in sites))

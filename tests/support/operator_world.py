@@ -4,6 +4,7 @@ add: for tests of what the operator makes of the world."""
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_operator import children
 from dlion_operator.decide import decide
-from dlion_operator.decisions import Decision
+from dlion_operator.decisions import Apply, Decision
 from dlion_operator.observed import Observed, RunView
 from dlion_operator.runs import groups_of
 from dlion_operator.settings import Coordinator, Images, Settings
@@ -67,6 +68,7 @@ class World:
         self.settings = settings
         self.jobs: dict[str, Document] = {}
         self.pods: dict[str, Document] = {}
+        self.services: list[Document] = []
         self.run: RunView | None = None
         self.now = START
 
@@ -76,6 +78,7 @@ class World:
             document=self.document,
             jobs=list(self.jobs.values()),
             pods=list(self.pods.values()),
+            services=self.services,
             now=self.now,
             authority_pem="PEM",
             run=self.run,
@@ -91,6 +94,17 @@ class World:
     def pass_by(self, seconds: float) -> None:
         """Time goes by."""
         self.now += timedelta(seconds=seconds)
+
+    def expose(self, decision: Decision) -> None:
+        """The Services that were decided on are there, with ports of nodes as an API server
+        chooses them: 30000 on."""
+        applied = [a.document for a in decision.actions if isinstance(a, Apply)]
+        self.services = [copy.deepcopy(d) for d in applied if d["spec"].get("type") == "NodePort"]
+        numbers = itertools.count(30000)
+        for service in self.services:
+            service["metadata"]["uid"] = f"uid-{service['metadata']['name']}"
+            for port in service["spec"]["ports"]:
+                port["nodePort"] = next(numbers)
 
     def make_jobs(self) -> None:
         """The Jobs are there, each with its pods, which run."""

@@ -17,7 +17,9 @@ class Network:
     """How workers reach each other."""
 
     exposure: Literal["PodNetwork", "NodePort", "LoadBalancer"] = setting(
-        "how a worker is reached from other sites.", default="PodNetwork"
+        "how a worker is reached from other sites: at its pod, where a network joins the clusters;"
+        " at ports of its site's nodes; or at a load balancer's.",
+        default="PodNetwork",
     )
     link_shape: Literal["sharedUplink", "perPeer", "auto"] = setting(
         "whether a worker's links share one rate, have one each, or which of both is measured.",

@@ -14,6 +14,7 @@
 {{- fail (printf "keeper.claimName %q and keeper.size %q exclude each other: give the claim that exists, or the size of those to be made" .Values.keeper.claimName .Values.keeper.size) -}}
 {{- end -}}
 site: {{ $site | quote }}
+advertisedAddress: {{ .Values.site.advertisedAddress | quote }}
 namespaces: {{ .Values.namespaces | toJson }}
 images:
   worker: {{ include "dlion.image" (dict "root" . "name" "worker") | quote }}
@@ -30,6 +31,9 @@ keeper:
   resources: {{ .Values.keeper.resources | toJson }}
 sidecar:
   resources: {{ .Values.sidecar.resources | toJson }}
+loadBalancer:
+  annotations: {{ .Values.loadBalancer.annotations | toJson }}
+  className: {{ .Values.loadBalancer.className | quote }}
 authority:
   secretName: {{ .Values.authority.secretName | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}

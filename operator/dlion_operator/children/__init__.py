@@ -4,8 +4,9 @@ What goes in: how each object looks, and how a user's pod template is merged. Wh
 it is made (`dlion_operator.decide`) and how it gets there (`dlion_operator.reconcile`).
 """
 
+from dlion_operator.children.exposing import worker_service
 from dlion_operator.children.keeping import keeper_objects
 from dlion_operator.children.run_objects import config_map, headless_service
 from dlion_operator.children.worker_jobs import worker_job
 
-__all__ = ["config_map", "headless_service", "keeper_objects", "worker_job"]
+__all__ = ["config_map", "headless_service", "keeper_objects", "worker_job", "worker_service"]

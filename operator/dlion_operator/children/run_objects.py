@@ -53,8 +53,8 @@ def headless_service(job: Job, settings: Settings, owner: Mapping[str, Any]) -> 
             "selector": names.run_labels(job.key, settings.site)
             | {names.COMPONENT_LABEL: names.WORKER},
             "ports": [
-                {"name": "exchange", "port": names.EXCHANGE_PORT},
-                {"name": "measuring", "port": names.MEASURING_PORT},
+                {"name": names.EXCHANGE, "port": names.EXCHANGE_PORT},
+                {"name": names.MEASURING, "port": names.MEASURING_PORT},
                 {"name": "metrics", "port": names.METRICS_PORT},
             ],
         },

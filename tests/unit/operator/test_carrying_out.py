@@ -29,6 +29,7 @@ from dlion_operator.cluster import (
     ServerError,
 )
 from dlion_operator.decisions import Notice
+from dlion_operator.exposure import Addresses
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.reconcile import Reconciler
@@ -127,6 +128,7 @@ class NoWorkers:
         spec_hash: str,
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
     ) -> None:
         self.open_runs = [job.key]
 

@@ -18,7 +18,7 @@ from dlion_operator.cluster import Document, Kind, Listing
 from dlion_operator.health import Health
 from dlion_operator.loops import FIRST_WAIT_S, LONGEST_WAIT_S, Loops, backoff_s
 from dlion_operator.metrics import OperatorMetrics
-from dlion_operator.resync import Resync
+from dlion_operator.resync import WATCHED, Resync
 from dlion_operator.store import ObjectName, Store, job_of
 
 NAME = ObjectName("default", "digits")
@@ -181,7 +181,7 @@ class Lists:
     """A `Cluster` that only lists: what it is told to."""
 
     def __init__(self) -> None:
-        self.items: dict[Kind, list[Document]] = {Kind.DLION_JOB: [], Kind.JOB: [], Kind.POD: []}
+        self.items: dict[Kind, list[Document]] = {kind: [] for kind in WATCHED}
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
         return Listing([dict(item) for item in self.items[kind]], "1")

@@ -1,0 +1,64 @@
+"""The Service by which other sites reach one worker, where its pod's address does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator.children.pods import Document, metadata_of
+from dlion_operator.settings import Settings
+
+_PORTS = {names.EXCHANGE: names.EXCHANGE_PORT, names.MEASURING: names.MEASURING_PORT}
+
+
+def worker_service(
+    job: Job,
+    worker: WorkerIdentity,
+    node_ports: Mapping[str, int],
+    settings: Settings,
+    owner: Mapping[str, Any],
+) -> Document:
+    """A port of the nodes for each of the worker's two, or of a load balancer.
+
+    `node_ports` are those that the API server has chosen, by the worker's ports' names; empty
+    before it has. A load balancer's are made the same: they differ between all Services of a
+    cluster, as they must where Services share an address (k3s' load balancer takes nodes' ports).
+    """
+    labels = {names.COMPONENT_LABEL: names.WORKER, names.GROUP_LABEL: worker.group}
+    name = names.worker_service_name(job.key, worker.group, worker.index)
+    metadata = metadata_of(name, job, owner, site=settings.site, **labels)
+    spec: Document = {
+        "type": "NodePort",
+        "externalTrafficPolicy": _traffic_policy(job, settings),
+        # A worker is ready once it has joined others, which takes that they reach it.
+        "publishNotReadyAddresses": True,
+        "selector": names.run_labels(job.key, settings.site)
+        | labels
+        | {names.INDEX_LABEL: str(worker.index)},
+        "ports": [{"name": port, "port": number} for port, number in _PORTS.items()],
+    }
+    if job.spec.network.exposure == "LoadBalancer" and node_ports:
+        spec["type"] = "LoadBalancer"
+        spec["ports"] = [
+            {
+                "name": port,
+                "port": node_ports[port],
+                "targetPort": number,
+                "nodePort": node_ports[port],
+            }
+            for port, number in _PORTS.items()
+        ]
+        if settings.load_balancer.class_name:
+            spec["loadBalancerClass"] = settings.load_balancer.class_name
+        metadata["annotations"] = dict(settings.load_balancer.annotations)
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _traffic_policy(job: Job, settings: Settings) -> str:
+    """Where others are told the address of the worker's own node, that one takes what comes for its
+    own pods alone: callers keep their addresses. Else any node has to do."""
+    own_node = job.spec.network.exposure == "NodePort" and not settings.advertised_address
+    return "Local" if own_node else "Cluster"

@@ -1,0 +1,320 @@
+"""Facts: an exposed worker gets a Service of its own that selects its pod alone, and only where
+there are other sites; other sites are told the ports that the API server chose, at the node of the
+newest pod, at the load balancer that then gets these ports, or at the site's advertised address,
+while this site's workers keep knowing their pods; who cannot be reached yet is not told of, and the
+status says why; Services go when nobody runs that they lead to.
+
+Left out: that an API server takes these Services and a node serves them (tests/cluster).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlion_api import cluster_names as names
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.spec import load_job
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.cluster import Kind
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.coordinator.events import JoinAsked
+from dlion_operator.decisions import Apply, Decision, Delete, OpenRun
+from dlion_operator.exposure import Addresses, WorkerAddresses, told_elsewhere
+from dlion_operator.observed import RunView
+from dlion_operator.settings import LoadBalancer, Settings
+from dlion_operator.site_runs import SiteRuns
+from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+NODE = "192.0.2.7"
+
+
+def world(
+    exposure: str = "NodePort", *, workers: int = 2, settings: Settings = SETTINGS, **spec: Any
+) -> World:
+    """A job of so many workers here and one at plant B."""
+    sites = [
+        {"name": A, "groups": [{"name": "small", "workers": workers}]},
+        {"name": B, "groups": [{"name": "small", "workers": 1}]},
+    ]
+    return World(dlion_job(**{"sites": sites, "network": {"exposure": exposure}, **spec}), settings)
+
+
+def running(**given: Any) -> World:
+    """The same, its pods on a node, its Services there."""
+    made = world(**given)
+    made.expose(made.look())
+    made.make_jobs()
+    for pod in made.pods.values():
+        pod["status"]["hostIP"] = NODE
+    return made
+
+
+def balanced(**given: Any) -> World:
+    """With exposure LoadBalancer, once the API server has chosen ports."""
+    return running(exposure="LoadBalancer", **given)
+
+
+def services(decision: Decision) -> list[dict[str, Any]]:
+    """Those of workers."""
+    found = [a.document for a in decision.actions if isinstance(a, Apply)]
+    return [each for each in found if names.GROUP_LABEL in each["metadata"]["labels"]]
+
+
+def deleted(decision: Decision) -> list[str]:
+    """Names of Services."""
+    gone = [a for a in decision.actions if isinstance(a, Delete) and a.uid]
+    return [each.name for each in gone if each.kind is Kind.SERVICE]
+
+
+def opened(decision: Decision) -> Addresses | None:
+    (run,) = [action for action in decision.actions if isinstance(action, OpenRun)]
+    return run.addresses
+
+
+def by_index(decision: Decision) -> dict[int, str]:
+    return {worker.index: each.exchange for worker, each in (opened(decision) or {}).items()}
+
+
+# ---- the Services ------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_a_service_that_selects_its_pod_alone() -> None:
+    at = running(workers=3)
+    made = services(at.look())
+    assert len(made) == 3
+    for index, service in enumerate(made):
+        assert service["spec"]["type"] == "NodePort"
+        selector = service["spec"]["selector"]
+        chosen = [
+            name
+            for name, pod in at.pods.items()
+            if selector.items() <= pod["metadata"]["labels"].items()
+        ]
+        assert chosen == [f"small-{index}"]
+        assert [p["port"] for p in service["spec"]["ports"]] == [7440, 7441]
+        assert len(service["metadata"]["name"]) <= 63
+        (owner,) = service["metadata"]["ownerReferences"]
+        assert owner["uid"] == "u-1"
+
+
+def test_names_fit_whatever_the_manifest_allows() -> None:
+    document = dlion_job()
+    document["metadata"]["name"] = "j" * 32
+    name = names.worker_service_name(load_job(document).key, "g" * 16, 998)
+    assert len(name) <= 63
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        world("PodNetwork"),
+        World(dlion_job(network={"exposure": "NodePort"})),
+    ],
+    ids=["on a network of pods", "without other sites"],
+)
+def test_where_nobody_else_has_to_reach_them_there_are_no_services(at: World) -> None:
+    decision = at.look()
+    assert services(decision) == []
+    assert opened(decision) is None
+
+
+# ---- the addresses -----------------------------------------------------------------------------
+
+
+def test_other_sites_are_told_the_ports_at_the_workers_node() -> None:
+    at = world()
+    first = at.look()
+    assert opened(first) == {}
+    at.make_jobs()
+    at.expose(first)
+    assert opened(at.look()) == {}, "no pod has a node yet"
+    at.pods["small-1"]["status"]["hostIP"] = NODE
+    worker = load_job(at.document).with_room_to_grow().workers()[2]
+    assert (worker.group, worker.index) == ("small", 1)
+    assert opened(at.look()) == {worker: WorkerAddresses(f"{NODE}:30002", f"{NODE}:30003")}
+
+
+def test_a_load_balancer_gets_the_ports_that_the_api_server_chose() -> None:
+    fresh = world("LoadBalancer")
+    assert {each["spec"]["type"] for each in services(fresh.look())} == {"NodePort"}
+    settings = LoadBalancer(annotations={"internal": "true"}, class_name="edge")
+    at = balanced(settings=replace(SETTINGS, load_balancer=settings))
+    made = services(at.look())
+    ports = [
+        [(port["port"], port["nodePort"], port["targetPort"]) for port in each["spec"]["ports"]]
+        for each in made
+    ]
+    assert ports == [
+        [(30000, 30000, 7440), (30001, 30001, 7441)],
+        [(30002, 30002, 7440), (30003, 30003, 7441)],
+    ]
+    for each in made:
+        assert (each["spec"]["type"], each["spec"]["loadBalancerClass"]) == ("LoadBalancer", "edge")
+        assert each["metadata"]["annotations"] == {"internal": "true"}
+    assert services(at.look()) == made
+
+
+@pytest.mark.parametrize(
+    ("ingress", "advertised", "host"),
+    [
+        ({"ip": "198.51.100.5"}, "", "198.51.100.5"),
+        ({"hostname": "a.example"}, "", "a.example"),
+        ({"ip": "10.0.0.5"}, "plant-a.example", "plant-a.example"),
+    ],
+)
+def test_other_sites_are_told_the_load_balancer_once_it_is_there(
+    ingress: dict[str, str], advertised: str, host: str
+) -> None:
+    at = balanced(settings=replace(SETTINGS, advertised_address=advertised))
+    assert by_index(at.look()) == {}
+    at.services[1]["status"] = {"loadBalancer": {"ingress": [ingress]}}
+    assert by_index(at.look()) == {1: f"{host}:30002"}
+
+
+def test_a_load_balancer_that_does_not_come_is_said() -> None:
+    at = balanced()
+    at.run = RunView(open_s=3600.0, ready={A: 2})
+    reason, message = ready_reason(at.look())
+    assert reason == "NotExposed"
+    assert "has no load balancer's address yet" in message
+    assert "take exposure NodePort" in message
+    for service in at.services:
+        service["status"] = {"loadBalancer": {"ingress": [{"ip": "198.51.100.5"}]}}
+    assert ready_reason(at.look())[0] == "WaitingForPeers"
+
+
+@pytest.mark.parametrize(
+    ("told", "host", "policy"),
+    [
+        ("", NODE, "Local"),
+        ("plant-a.example", "plant-a.example", "Cluster"),
+        ("fd00::1", "[fd00::1]", "Cluster"),
+    ],
+)
+def test_an_advertised_address_stands_for_every_node(told: str, host: str, policy: str) -> None:
+    at = running(settings=replace(SETTINGS, advertised_address=told))
+    decision = at.look()
+    assert by_index(decision) == {0: f"{host}:30000", 1: f"{host}:30002"}
+    assert {each["spec"]["externalTrafficPolicy"] for each in services(decision)} == {policy}
+
+
+def test_a_worker_that_moves_is_told_of_at_its_new_node() -> None:
+    at = running(workers=1)
+    at.pass_by(60)
+    at.pods["old"] = at.pods["small-0"] | {
+        "status": {"phase": "Running", "hostIP": NODE},
+        "metadata": {**at.pods["small-0"]["metadata"], "name": "old", "uid": "old"},
+    }
+    moved = at.pods["small-0"]
+    moved["metadata"] = {**moved["metadata"], "creationTimestamp": "2026-01-31T12:01:00Z"}
+    moved["status"] = {"phase": "Pending"}
+    assert by_index(at.look()) == {}, "it has no node yet, and has left the old one"
+    moved["status"] = {"phase": "Running", "hostIP": "192.0.2.8"}
+    assert by_index(at.look()) == {0: "192.0.2.8:30000"}
+
+
+def member(index: int, state: MemberState = MemberState.READY) -> Member:
+    worker = load_job(world(workers=9).document).workers()[index]
+    return Member(worker, 1, state, f"10.0.0.{index}:7440", f"10.0.0.{index}:7441")
+
+
+def test_who_cannot_be_reached_yet_is_not_told_of() -> None:
+    ready, unreached, gone = member(0), member(1), member(2, MemberState.FINISHED)
+    known = {ready.identity: WorkerAddresses("a:1", "a:2")}
+    told = told_elsewhere((ready, unreached, gone), known)
+    assert told == (replace(ready, exchange_address="a:1", measuring_address="a:2"), gone)
+    assert told_elsewhere((ready, unreached, gone), None) == (ready, unreached, gone)
+
+
+def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
+    job = load_job(world().document)
+    authority = Authority(A)
+    server = CoordinatorServer("127.0.0.1:0", authority)
+    runs = SiteRuns(server, authority=authority, tokens=Tokens(), trigger=lambda _: None)
+    runs.open(job, job.workers(), spec_hash="h", age_s=0.0, addresses={})
+    own = [worker for worker in job.workers() if worker.site == A]
+    for stream, worker in enumerate(own):
+        server._runs[job.key].state.handle(_join(worker, stream, str(job.key)))
+    assert runs.reports()[job.key].workers.members == ()
+    addresses = {worker: WorkerAddresses(f"n:{worker.index + 1}", "n:9") for worker in own}
+    runs.open(job, job.workers(), spec_hash="h", age_s=0.0, addresses=addresses)
+    told = runs.reports()[job.key].workers.members
+    assert [each.exchange_address for each in told] == ["n:1", "n:2"]
+    here = server.membership(job.key).members
+    assert [each.exchange_address for each in here] == ["10.0.0.0:7440", "10.0.0.1:7440"]
+
+
+def _join(worker: WorkerIdentity, stream: int, run: str) -> JoinAsked:
+    address = f"10.0.0.{worker.index}"
+    return JoinAsked(
+        stream=stream,
+        run=run,
+        worker=worker,
+        token_ok=True,
+        incarnation=1,
+        exchange_address=f"{address}:7440",
+        measuring_address=f"{address}:7441",
+        spec_hash="h",
+        known_version=0,
+    )
+
+
+# ---- the status --------------------------------------------------------------------------------
+
+
+def test_what_keeps_other_sites_from_workers_is_said() -> None:
+    at = running()
+    at.services = at.services[:1]
+    at.run = RunView(open_s=3600.0, ready={A: 2})
+    reason, message = ready_reason(at.look())
+    assert reason == "NotExposed"
+    assert "small-1: out of other sites' reach: Service digits-small-" in message
+    assert truths(at.look())["Reconciling"] == "True"
+    at.pass_by(301)
+    assert truths(at.look())["Stalled"] == "True"
+    at.run = RunView(open_s=3600.0, ready={A: 2, B: 1}, training=True)
+    reason, message = ready_reason(at.look())
+    assert reason == "Training"
+    assert "out of other sites' reach" in message
+    at.expose(at.look())
+    assert ready_reason(at.look()) == ("Training", "3 workers train")
+
+
+# ---- what goes ---------------------------------------------------------------------------------
+
+
+def test_services_go_with_the_workers_that_they_lead_to() -> None:
+    at = running()
+    name = at.services[1]["metadata"]["name"]
+    at.document["spec"]["sites"][0]["groups"][0]["workers"] = 1
+    assert deleted(at.look()) == [], "its pod still runs"
+    at.pods["small-1"]["status"] = {"phase": "Succeeded"}
+    assert deleted(at.look()) == [name]
+
+
+def test_services_of_a_suspended_job_go_once_its_pods_have_ended() -> None:
+    at = running(workers=1)
+    at.document["spec"]["suspend"] = True
+    assert deleted(at.look()) == []
+    at.pods.clear()
+    decision = at.look()
+    assert deleted(decision) == [each["metadata"]["name"] for each in at.services]
+    assert services(decision) == []
+
+
+def test_services_go_with_the_run_and_with_another_one() -> None:
+    at = running(workers=1)
+    (service,) = at.services
+    at.document["spec"]["runId"] = "2"
+    assert deleted(at.look()) == [service["metadata"]["name"]]
+    at.document["spec"]["runId"] = "1"
+    at.train()
+    at.look()
+    at.end("small")
+    assert deleted(at.look()) == [], "it is told first that the run has ended"
+    assert deleted(at.look()) == [service["metadata"]["name"]]
