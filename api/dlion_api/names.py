@@ -68,6 +68,15 @@ class WorkerIdentity:
             f"w{self.index}.{self.group}.{job.run_id}.{job.name}.{job.namespace}.{self.site}.dlion"
         )
 
+    def measuring_dns_name(self, job: JobKey) -> str:
+        """Another one, for the measuring port: a gateway tells a worker's two by their names.
+
+        >>> worker = WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0)
+        >>> worker.measuring_dns_name(JobKey("default", "cifar10", "1"))
+        'm0.gpu.1.cifar10.default.plant-b.dlion'
+        """
+        return f"m{self.dns_name(job)[1:]}"
+
 
 @dataclass(frozen=True, order=True)
 class KeeperIdentity:

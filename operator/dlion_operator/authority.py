@@ -139,10 +139,15 @@ class Authority:
                 f" workers only (given: site {worker.site}); ask that site's coordinator"
             )
         label_count = KEEPER_LABELS if isinstance(worker, KeeperIdentity) else WORKER_LABELS
-        dns_name = _checked_dns_name(worker.dns_name(job), label_count)
+        dns_names = [worker.dns_name(job)]
+        if isinstance(worker, WorkerIdentity):
+            dns_names.append(worker.measuring_dns_name(job))
         certificate = self._issue(
             _public_key(csr_pem),
-            [x509.UniformResourceIdentifier(worker.spiffe_id(job)), x509.DNSName(dns_name)],
+            [
+                x509.UniformResourceIdentifier(worker.spiffe_id(job)),
+                *(x509.DNSName(_checked_dns_name(name, label_count)) for name in dns_names),
+            ],
             [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
             now or datetime.now(UTC),
         )

@@ -27,6 +27,8 @@ class Kind(Enum):
     DEPLOYMENT = ("/apis/apps/v1", "deployments")
     SECRET = ("/api/v1", "secrets")
     EVENT = ("/api/v1", "events")
+    TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
+    INGRESS_ROUTE_TCP = ("/apis/traefik.io/v1alpha1", "ingressroutetcps")
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Kind:
@@ -44,6 +46,8 @@ _BY_NAME = {
     "Deployment": Kind.DEPLOYMENT,
     "Secret": Kind.SECRET,
     "Event": Kind.EVENT,
+    "TLSRoute": Kind.TLS_ROUTE,
+    "IngressRouteTCP": Kind.INGRESS_ROUTE_TCP,
 }
 
 

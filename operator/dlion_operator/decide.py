@@ -30,7 +30,7 @@ from dlion_operator.decisions import (
     Patch,
     StopRun,
 )
-from dlion_operator.exposure import addresses, exposing_services
+from dlion_operator.exposure import addresses, exposing_objects, hindrances
 from dlion_operator.findings import failure, hindered, standing, too_long, verdict, why_over
 from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, moment
 from dlion_operator.pod_security import restricted_violations
@@ -140,7 +140,8 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
     )
     if why := _why_stop(run, seen):
         actions = (*actions, StopRun(why))
-    finding = hindered(standing(run, seen), seen.hindrance)
+    unreached = hindrances(run, seen, settings)
+    finding = hindered(standing(run, seen, unreached), seen.hindrance)
     if _just_started(seen, finding, run):
         return Decision(actions, look_again_s=2.0)
     return _told(finding, seen, run_status(finding, run, seen), actions)
@@ -214,7 +215,7 @@ def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     for group in run.groups:
         if group.name not in run.jobs:
             yield Create(children.worker_job(run.job, group, settings, owner))
-    for document in exposing_services(run, seen, settings):
+    for document in exposing_objects(run, seen, settings):
         yield Apply(document)
 
 

@@ -25,6 +25,10 @@ from dlion_operator.settings import Settings
 
 EXPOSED_WITHIN = timedelta(minutes=5)
 """From the making of a run's Jobs: clouds take minutes for a load balancer."""
+NO_GATEWAY = (
+    "exposure Gateway: this site's operator knows of no gateway; name it in the chart's values"
+    " (gateway.address, gateway.route)"
+)
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -44,6 +48,7 @@ class WorkerService:
     """One Service of ours that leads to one worker."""
 
     def __init__(self, document: Document) -> None:
+        self.document = document
         metadata = document["metadata"]
         self.name = str(metadata["name"])
         self.uid = str(metadata.get("uid", ""))
@@ -102,15 +107,18 @@ def own_workers(run: Run) -> list[WorkerIdentity]:
     return [worker for worker in run.workers if worker.site == run.site]
 
 
-def exposing_services(run: Run, seen: Observed, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Those that there should be."""
+def exposing_objects(run: Run, seen: Observed, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Services of workers that there should be, and what tells a gateway of those there are."""
     if not is_exposed(run.job):
         return
     there, owner = worker_services(seen), owner_of(seen.document)
+    by_gateway = run.job.spec.network.exposure == "Gateway"
     for worker in own_workers(run):
         service = there.get(service_name(run, worker))
         ports = service.node_ports if service else {}
         yield children.worker_service(run.job, worker, ports, settings, owner)
+        if service and by_gateway and settings.gateway:
+            yield from children.worker_routes(run.job, worker, settings.gateway, service.document)
 
 
 def addresses(run: Run, seen: Observed, settings: Settings) -> Addresses | None:
@@ -118,17 +126,25 @@ def addresses(run: Run, seen: Observed, settings: Settings) -> Addresses | None:
     if not is_exposed(run.job):
         return None
     services, nodes = worker_services(seen), _nodes(run)
-    is_balanced = run.job.spec.network.exposure == "LoadBalancer"
     found = {}
     for worker in own_workers(run):
         service = services.get(service_name(run, worker))
-        if service is None:
-            continue
-        host = service.load_balancer if is_balanced else nodes.get(_short_name(worker), "")
-        known = service.addresses(settings.advertised_address or host) if host else None
+        node = nodes.get(_short_name(worker), "")
+        known = _addresses_of(service, run.job, node, settings) if service else None
         if known is not None:
             found[worker] = known
     return found
+
+
+def _addresses_of(
+    service: WorkerService, job: Job, node: str, settings: Settings
+) -> WorkerAddresses | None:
+    """Of the worker that it leads to; `node`: the address of its node, empty: it is on none."""
+    if job.spec.network.exposure == "Gateway":
+        gateway = settings.gateway
+        return WorkerAddresses(gateway.address, gateway.address) if gateway else None
+    host = service.load_balancer if job.spec.network.exposure == "LoadBalancer" else node
+    return service.addresses(settings.advertised_address or host) if host else None
 
 
 def told_elsewhere(members: Iterable[Member], addresses: Addresses | None) -> tuple[Member, ...]:
@@ -145,13 +161,15 @@ def told_elsewhere(members: Iterable[Member], addresses: Addresses | None) -> tu
     )
 
 
-def hindrances(run: Run, seen: Observed) -> list[str]:
+def hindrances(run: Run, seen: Observed, settings: Settings) -> list[str]:
     """Why other sites cannot reach some of this one's workers yet, in words.
 
     A pod that has no node yet is no hindrance of this kind.
     """
     if not is_exposed(run.job):
         return []
+    if run.job.spec.network.exposure == "Gateway" and settings.gateway is None:
+        return [NO_GATEWAY]
     services = worker_services(seen)
     is_balanced = run.job.spec.network.exposure == "LoadBalancer"
     words = []

@@ -5,6 +5,7 @@ Called by `decide`; knows nothing of what is done about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -13,7 +14,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import Reason
 from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
-from dlion_operator.exposure import hindrances, is_late
+from dlion_operator.exposure import is_late
 from dlion_operator.observed import NOTHING_KNOWN, Observed, RunView, Trouble
 from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
@@ -27,14 +28,14 @@ _REASON_OF_EXIT = {
 }
 
 
-def standing(run: Run, seen: Observed) -> Finding:
-    """How a run that goes on stands."""
+def standing(run: Run, seen: Observed, unreached: Sequence[str] = ()) -> Finding:
+    """How a run that goes on stands. `unreached`: what keeps other sites from workers here."""
     view = seen.run or NOTHING_KNOWN
     if view.stop_reason and view.training:
         # Workers leave one after the other: nobody is lost.
         return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")
     if view.training:
-        return _training(run, view, seen)
+        return _training(run, view, seen, unreached)
     if podless := _podless(run, seen.now):
         words = _joined([trouble.message for trouble in podless])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
@@ -43,7 +44,7 @@ def standing(run: Run, seen: Observed) -> Finding:
         if _is_stuck(run, view, seen.now):
             return Finding(Situation.STUCK, troubles[0].reason, words)
         return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
-    return _starting(run, view, seen)
+    return _starting(run, view, seen, unreached)
 
 
 def hindered(finding: Finding, hindrance: str) -> Finding:
@@ -56,7 +57,7 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
     return replace(finding, message=words)
 
 
-def _training(run: Run, view: RunView, seen: Observed) -> Finding:
+def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str]) -> Finding:
     training = {site: _train_along(view, site) for site in {*view.ready, *view.linked}}
     sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
@@ -67,14 +68,12 @@ def _training(run: Run, view: RunView, seen: Observed) -> Finding:
     there = sum(training.values())
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
-        words += [*_away(view), *hindrances(run, seen)]
+        words += [*_away(view), *unreached]
         words += [trouble.message for trouble in _troubles(run, view, seen.now)]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
-    said = _joined(
-        [f"{here + there} {workers}", *run.too_many, *_away(view), *hindrances(run, seen)]
-    )
+    said = _joined([f"{here + there} {workers}", *run.too_many, *_away(view), *unreached])
     return Finding(Situation.TRAINING, Reason.TRAINING, said)
 
 
@@ -88,13 +87,13 @@ def _train_along(view: RunView, site: SiteName) -> int:
     return max(ready, linked) if linked or there.is_reachable else 0
 
 
-def _starting(run: Run, view: RunView, seen: Observed) -> Finding:
+def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str]) -> Finding:
     if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
         return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
     here, total = view.ready.get(run.site, 0), run.size_of_all(view)
-    if here >= run.size and (unreached := hindrances(run, seen)):
+    if here >= run.size and unreached:
         situation = Situation.STUCK if is_late(run, seen.now) else Situation.WAITING
-        return Finding(situation, Reason.NOT_EXPOSED, _joined(unreached))
+        return Finding(situation, Reason.NOT_EXPOSED, _joined([*unreached]))
     if here >= run.size and sum(view.ready.values()) < total:
         words = [f"{sum(view.ready.values())} of {total} workers have joined", *_away(view)]
         if view.remote and (few := _too_few_sites(run, view)):

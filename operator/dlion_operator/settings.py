@@ -99,6 +99,47 @@ class LoadBalancer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Listener:
+    """The part of a Gateway (of the Gateway API) that passes TLS through."""
+
+    name: str = setting("name of the Gateway; empty: there is none.", default="", max_length=253)
+    namespace: str = setting("its namespace; empty: that of each job.", default="", max_length=63)
+    section_name: str = setting(
+        "its listener; empty: all that will do.", default="", max_length=253
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """A proxy through which other sites reach all workers by one port: TLS goes through as it is,
+    and leads to a worker by the server name that the caller asks for (SNI)."""
+
+    address: str = setting(
+        "host:port by which other sites reach it.",
+        pattern=r"[^\s/]+:[0-9]{1,5}",
+        pattern_words="host:port",
+        max_length=512,
+    )
+    route: Literal["TLSRoute", "IngressRouteTCP"] = setting(
+        "what tells it of workers: objects of the Gateway API (1.5 or newer), or of Traefik.",
+        default="TLSRoute",
+    )
+    parent: Listener = setting("the Gateway of TLSRoutes.", default=Listener())
+    entry_points: tuple[str, ...] = setting(
+        "Traefik's entry points; empty: all.", default=(), max_items=16
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.route != 'TLSRoute' || self.parent.name != ''",
+            message="a TLSRoute needs the name of its Gateway, parent.name",
+            holds=lambda it: it.route != "TLSRoute" or bool(it.parent.name),
+            reads=("route", "parent.name"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Authority:
     """The site's certificate authority."""
 
@@ -183,6 +224,10 @@ class Settings:
     sidecar: Sidecar = setting("the container beside each trainer.", default=Sidecar())
     load_balancer: LoadBalancer = setting(
         "the Services of workers behind load balancers.", default=LoadBalancer()
+    )
+    gateway: Gateway | None = setting(
+        "the proxy before workers of jobs with exposure Gateway; absent: there is none.",
+        default=None,
     )
     authority: Authority = setting("the site's certificate authority.", default=Authority())
     federation: Federation | None = setting(

@@ -46,7 +46,7 @@ def roles(helm: Helm, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
 def test_rights_are_few_and_each_has_a_reason() -> None:
     for right in RIGHTS:
         assert set(right) <= {"scope", "apiGroups", "resources", "resourceNames", "verbs", "reason"}
-        assert right["scope"] in {"jobs", "cluster", "operator"}
+        assert right["scope"] in {"jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP"}
         assert len(right["reason"]) > 20
         for words in (right["apiGroups"], right["resources"], right["verbs"]):
             assert words
@@ -135,3 +135,15 @@ def test_the_authority_of_another_name_is_the_one_that_is_reached(helm: Helm) ->
     (role, _), _ = roles(helm, values)
     named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
     assert named == [["plant-a-ca"], ["plant-a-ca"]]  # its Secret, its ConfigMap
+
+
+@pytest.mark.parametrize("route", ["TLSRoute", "IngressRouteTCP"])
+@pytest.mark.parametrize("values", [SITE, NAMESPACED])
+def test_routes_are_granted_where_there_is_a_gateway_of_their_kind(
+    helm: Helm, values: dict[str, Any], route: str
+) -> None:
+    gateway = {"address": "plant-a.example:443", "route": route, "parent": {"name": "edge"}}
+    made, _ = roles(helm, merged(values, nested("gateway", gateway)))
+    scopes = {"jobs", "cluster", route} if values is SITE else {"jobs", route}
+    for role in made[1:]:
+        assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))

@@ -1,9 +1,9 @@
 """What the chart makes of a list of sites, the same at each of them.
 
 Proves: one shared file of values and a few lines per site yield each site's view of the others, as
-settings, as a folder of bundles, as a Service and as a rule of the network policy; one site by
-itself gets none of these; another bundle starts nothing anew; what cannot be meant is refused by
-the site's name, a private key without an echo of it.
+settings, as a folder of bundles, as a Service, as a route of a gateway and as a rule of the network
+policy; one site by itself gets none of these; another bundle starts nothing anew; what cannot be
+meant is refused by the site's name, a private key without an echo of it.
 Leaves out: what an operator makes of it, and that a mounted bundle is renewed in a pod that runs.
 """
 
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from chart import SITE, Helm, bundle, entry, merged, nested, sites
 from dlion_api.errors import UnavailableError
+from dlion_api.names import OperatorIdentity, SiteName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,3 +180,32 @@ def test_what_cannot_be_meant_is_refused(
     message = str(refusal.value)
     assert told in message or told.lstrip("/").replace("/", ".") in message
     assert KEY.decode().splitlines()[1] not in message
+
+
+@pytest.mark.parametrize("route", ["TLSRoute", "IngressRouteTCP"])
+def test_the_others_come_in_by_the_gateway_too(helm: Helm, route: str) -> None:
+    gateway = {
+        "address": "plant-a.example:443",
+        "route": route,
+        "parent": {"name": "edge", "namespace": "gateways", "sectionName": "tls"},
+        "entryPoints": ["dlion"],
+    }
+    values = at("plant-a", {"gateway": gateway})
+    made = helm.one(route, values, only="gateway.yaml")
+    service = helm.one("Service", values, only="service-federation.yaml")
+    backend = {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
+    host = OperatorIdentity(SiteName("plant-a")).dns_name
+    if route == "TLSRoute":
+        assert made["spec"] == {
+            "parentRefs": [gateway["parent"]],
+            "hostnames": [host],
+            "rules": [{"backendRefs": [backend]}],
+        }
+    else:
+        assert made["spec"] == {
+            "entryPoints": ["dlion"],
+            "routes": [{"match": f"HostSNI(`{host}`)", "services": [backend]}],
+            "tls": {"passthrough": True},
+        }
+    alone = merged(SITE, {"gateway": gateway})
+    assert route not in {each["kind"] for each in helm.objects(alone)}

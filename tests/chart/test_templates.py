@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import manifest_schema
-from chart import CHART, NAMESPACE, SITE, Helm, merged, nested, sites
+from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 
@@ -25,12 +25,15 @@ TEMPLATES = sorted(
 )
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 TOGETHER = sites("plant-a", "plant-b")
-EVERYTHING = merged(SITE, ON, TOGETHER, nested("networkPolicies.jobNamespaces", ["ml", "edge"]))
+EVERYTHING = merged(
+    SITE, ON, TOGETHER, GATEWAY, nested("networkPolicies.jobNamespaces", ["ml", "edge"])
+)
 SWITCHES = {
     "config.yaml": None,
     "crd.yaml": ("crds.enabled", False),
     "dashboards.yaml": ("monitoring.dashboards.enabled", False),
     "deployment.yaml": None,
+    "gateway.yaml": ("gateway.address", ""),
     "monitors.yaml": ("monitoring.monitors.enabled", False),
     "networkpolicy-operator.yaml": ("networkPolicies.enabled", False),
     "networkpolicy-workers.yaml": ("networkPolicies.jobNamespaces", []),

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from chart import CHART, NAMESPACE, SITE, Helm, merged, nested, sites
+from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
-from dlion_operator.settings import Federation, RemoteSite, Settings, load_settings
+from dlion_operator.settings import (
+    Federation,
+    Gateway,
+    Listener,
+    RemoteSite,
+    Settings,
+    load_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +81,12 @@ OTHER: dict[str, Any] = {
     "sidecar.resources.limits.memory": "2Gi",
     "loadBalancer.annotations": {"a": "b"},
     "loadBalancer.className": "tailscale",
+    "gateway.address": {"address": "plant-b.example:443", "parent": {"name": "edge"}},
+    "gateway.route": "IngressRouteTCP",
+    "gateway.parent.name": "other",
+    "gateway.parent.namespace": "gateways",
+    "gateway.parent.sectionName": "tls",
+    "gateway.entryPoints": ["dlion"],
     "authority.secretName": "plant-a-ca",
     "authority.certificateLifeSeconds": 2_147_483_647,
     "metrics.port": 19440,
@@ -89,6 +102,7 @@ OTHER: dict[str, Any] = {
     "networkPolicies.enabled": False,
     "networkPolicies.jobNamespaces": ["ml"],
     "networkPolicies.peerCIDRs": ["10.1.0.0/16"],
+    "networkPolicies.gatewayFrom": [{"namespaceSelector": {}}],
     "networkPolicies.metricsFrom": [{"namespaceSelector": {}}],
     "monitoring.monitors.enabled": False,
     "monitoring.monitors.interval": "5s",
@@ -102,10 +116,15 @@ OTHER: dict[str, Any] = {
 WITH_ANOTHER = {
     "serviceAccount.create": "serviceAccount",
     "federation.service.nodePort": "federation.service",
+    "gateway.address": "gateway",
 }
 """Values that will not do without another beside them: where both stand."""
 SCENE = merged(
-    SITE, ON, sites("plant-a", "plant-b"), {"networkPolicies": {"jobNamespaces": ["edge"]}}
+    SITE,
+    ON,
+    GATEWAY,
+    sites("plant-a", "plant-b"),
+    {"networkPolicies": {"jobNamespaces": ["edge"]}},
 )
 
 
@@ -194,6 +213,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("sidecar.image", "a", "image"),
     ("loadBalancer.annotations", {"a": 1}, "/loadBalancer/annotations/a"),
     ("loadBalancer.className", "a b", "/loadBalancer/className"),
+    ("gateway.address", "https://plant-a.example", "/gateway/address"),
+    ("gateway.address", "plant-a.example:443", "gateway.parent.name is missing"),
+    ("gateway.route", "HTTPRoute", "/gateway/route"),
     ("authority.secretName", "", "/authority/secretName"),
     ("authority.secretName", "A", "/authority/secretName"),
     ("authority.certificateLifeSeconds", 1199, "/authority/certificateLifeSeconds"),
@@ -292,6 +314,10 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "load_balancer.annotations": (nested("loadBalancer.annotations", {"a": "b"}), {"a": "b"}),
     "load_balancer.class_name": (nested("loadBalancer.className", "a" * 253), "a" * 253),
+    "gateway": (
+        dict(GATEWAY),
+        Gateway(address="plant-a.example:443", parent=Listener(name="edge")),
+    ),
     "authority.secret_name": (nested("authority.secretName", "true"), "true"),
     "authority.certificate_life_seconds": (
         nested("authority.certificateLifeSeconds", 2**31 - 1),

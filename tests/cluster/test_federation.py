@@ -2,13 +2,13 @@
 
 Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
 status shows both; workers that prove themselves by their pods' tokens hear at their own site who
-has joined at both, and get both bundles; with exposure NodePort and LoadBalancer they hear of the
-other site's at the ports that the API server there chose, and these go when nobody runs; other
-counts at one site are no drift and are taken over; a differing manifest is named at both sites
-within ten seconds; an operator that is killed is missed, what it said stands, and it is heard again
-once it is back. Prints how long each took.
-Left out: pods that run and train, links between machines, a load balancer (the test says its
-address).
+has joined at both, and get both bundles; by exposure they hear of the other site's workers at ports
+of nodes or of a load balancer that the API server there chose, or at a gateway that was told of
+them, and all that goes when nobody runs; other counts at one site are no drift and are taken over;
+a differing manifest is named at both sites within ten seconds; an operator that is killed is
+missed, what it said stands, and it is heard again once it is back. Prints how long each took.
+Left out: pods that run and train, links between machines; node, load balancer and gateway,
+in whose place the test speaks.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from dlion_api.spec import load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from loose_definitions import loose_definition
 from manifest_table import smallest
 from operator_process import OperatorProcess, free_ports
 from testbed.sites import Testbed
@@ -49,6 +50,13 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 SITES = ("plant-a", "plant-b")
 DRIFT_WITHIN_S = 10.0
+SERVICE_TYPES = {"NodePort": "NodePort", "LoadBalancer": "LoadBalancer", "Gateway": "ClusterIP"}
+TRAEFIK = loose_definition("traefik.io", "v1alpha1", "IngressRouteTCP", "ingressroutetcps")
+
+
+def gateway_of(site: str) -> str:
+    """Where others reach its gateway."""
+    return f"{site}.example:443"
 
 
 @dataclass
@@ -84,32 +92,43 @@ class OperatedSite:
     def pods(self) -> list[dict[str, Any]]:
         return list(self.kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"])
 
-    def place_pods(self, address: str) -> None:
-        """Says in a kubelet's place that they are on a node of that address."""
-        status = {"status": {"hostIP": address, "hostIPs": [{"ip": address}]}}
-        for pod in self.pods():
-            self.kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
-                             "--type=merge", "-p", json.dumps(status))  # fmt: skip
+    @property
+    def address(self) -> str:
+        """Of its node, and of its load balancer."""
+        return f"192.0.2.{1 + SITES.index(self.name)}"
 
-    def balance(self, address: str) -> None:
-        """Says in a load balancer's place that it takes what comes for the workers there."""
-        status = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
-        for service in self.exposed("LoadBalancer"):
-            name = service["metadata"]["name"]
-            self.kubectl.run("patch", "service", name, "--subresource=status",
-                             "--type=merge", "-p", json.dumps(status))  # fmt: skip
+    def place_pods(self) -> None:
+        """Says in a kubelet's place that they are on a node."""
+        said = {"status": {"hostIP": self.address, "hostIPs": [{"ip": self.address}]}}
+        self._say("pod", self.pods(), said)
 
-    def exposed(self, kind: str) -> list[dict[str, Any]]:
-        """The workers' Services of that kind, by name and so by index."""
+    def balance(self) -> None:
+        """Says in a load balancer's place that it takes what comes for the workers."""
+        said = {"status": {"loadBalancer": {"ingress": [{"ip": self.address}]}}}
+        self._say("service", self.exposed("LoadBalancer"), said)
+
+    def _say(self, kind: str, found: list[dict[str, Any]], said: dict[str, Any]) -> None:
+        for each in found:
+            self.kubectl.run("patch", kind, each["metadata"]["name"], "--subresource=status",
+                             "--type=merge", "-p", json.dumps(said))  # fmt: skip
+
+    def exposed(self, exposure: str) -> list[dict[str, Any]]:
+        """The workers' Services as that exposure has them, by name and so by index."""
         found = self.kubectl.get("services", "-l", "app.kubernetes.io/component=worker")["items"]
-        of_kind = [each for each in found if each["spec"]["type"] == kind]
-        return sorted(of_kind, key=lambda each: str(each["metadata"]["name"]))
+        ready = [each for each in found if each["spec"]["type"] == SERVICE_TYPES[exposure]]
+        return sorted(ready, key=lambda each: str(each["metadata"]["name"]))
 
-    def ports(self, kind: str, index: int, host: str) -> tuple[str, ...]:
-        """Where that worker is reached by its Service, at that host."""
-        ports = self.exposed(kind)[index]["spec"]["ports"]
-        key = "nodePort" if kind == "NodePort" else "port"
-        return tuple(f"{host}:{port[key]}" for port in ports)
+    def routes(self) -> list[dict[str, Any]]:
+        """What tells its gateway of workers."""
+        return list(self.kubectl.get("ingressroutetcps")["items"])
+
+    def far_addresses(self, exposure: str, index: int) -> tuple[str, ...]:
+        """Where other sites reach that worker of its group."""
+        if exposure == "Gateway":
+            return (gateway_of(self.name),) * 2
+        ports = self.exposed(exposure)[index]["spec"]["ports"]
+        key = "nodePort" if exposure == "NodePort" else "port"
+        return tuple(f"{self.address}:{port[key]}" for port in ports)
 
     def join(self, worker: WorkerIdentity, spec_hash: str) -> Joined:
         """That worker, as its pod would: signed and joined."""
@@ -175,14 +194,16 @@ def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
         found = dict(zip(SITES, (made.site(n).kubectl for n in ("site-a", "site-b")), strict=True))
         for kubectl in found.values():
             kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
-            eventually("DLionJobs are served", partial(is_served, kubectl))
+            kubectl.apply(TRAEFIK)
+            for plural in ("dlj", "ingressroutetcps"):
+                eventually(f"{plural} are served", partial(is_served, kubectl, plural))
         yield found
 
 
-def is_served(kubectl: Kubectl) -> bool:
+def is_served(kubectl: Kubectl, plural: str) -> bool:
     """`kubectl wait` ends with an error where a CRD has no conditions yet."""
     try:
-        kubectl.run("get", "dlj", "--all-namespaces")
+        kubectl.run("get", plural, "--all-namespaces")
     except UnavailableError:
         return False
     return True
@@ -205,6 +226,7 @@ def sites(
             settings = {
                 "authority": {"secretName": f"authority-{namespace}"},
                 "federation": {"port": ports[name]},
+                "gateway": {"address": gateway_of(name), "route": "IngressRouteTCP"},
                 "sites": [
                     {
                         "name": other,
@@ -329,20 +351,22 @@ def test_drift_is_named_at_both_sites(sites: tuple[OperatedSite, OperatedSite]) 
     eventually("all is well", lambda: {s.consistent()[0] for s in sites} == {"True"})
 
 
-@pytest.mark.parametrize("exposure", ["NodePort", "LoadBalancer"])
-def test_other_sites_workers_are_known_by_the_ports_that_lead_to_them(
+@pytest.mark.parametrize("exposure", SERVICE_TYPES)
+def test_other_sites_workers_are_known_by_what_leads_to_them(
     sites: tuple[OperatedSite, OperatedSite], exposure: str
 ) -> None:
     exposed = manifest(network={"exposure": exposure})
-    hosts = {"plant-a": "192.0.2.1", "plant-b": "192.0.2.2"}
     for site in sites:
         site.bundle_file.write_bytes(site.bundle())
         site.kubectl.apply(exposed)
     eventually("pods are made", lambda: [len(site.pods()) for site in sites] == [2, 1])
-    eventually("so are ports", lambda: [len(s.exposed(exposure)) for s in sites] == [2, 1])
+    eventually("so are Services", lambda: [len(s.exposed(exposure)) for s in sites] == [2, 1])
     for site in sites:
-        site.place_pods(hosts[site.name])
-        site.balance(hosts[site.name])
+        site.place_pods()
+        if exposure == "LoadBalancer":
+            site.balance()
+    if exposure == "Gateway":
+        eventually("and routes", lambda: [len(site.routes()) for site in sites] == [2, 1])
 
     namespace = sites[0].kubectl.namespace
     job = load_job({**exposed, "metadata": {"name": "digits", "namespace": namespace}})
@@ -354,10 +378,11 @@ def test_other_sites_workers_are_known_by_the_ports_that_lead_to_them(
         for other in job.workers():
             told = members[other.rank].exchange_address, members[other.rank].measuring_address
             near = f"10.0.0.{other.rank}:7440", f"10.0.0.{other.rank}:7441"
-            far = by_name[other.site].ports(exposure, other.index, hosts[other.site])
+            far = by_name[other.site].far_addresses(exposure, other.index)
             assert told == (near if other.site == worker.site else far)
     for site in sites:
         site.kubectl.apply(manifest(network={"exposure": exposure}, suspend=True))
     for stream in joined.values():
         stream.channel.close()
-    eventually("ports go", lambda: not any(site.exposed(exposure) for site in sites))
+    eventually("Services go", lambda: not any(site.exposed(exposure) for site in sites))
+    eventually("routes go", lambda: not any(site.routes() for site in sites))

@@ -166,7 +166,8 @@ def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) 
         .extensions.get_extension_for_class(x509.SubjectAlternativeName)
         .value.get_values_for_type(x509.DNSName)
     )
-    assert names == [site.job.workers()[2].dns_name(site.job.key)]
+    worker = site.job.workers()[2]
+    assert names == [worker.dns_name(site.job.key), worker.measuring_dns_name(site.job.key)]
     assert set(signed.site_bundles_pem) == {"plant-a", "plant-b"}
 
 

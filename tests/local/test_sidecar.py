@@ -326,7 +326,7 @@ def test_a_peer_that_claims_to_be_another_is_refused(run_of: Callable[..., Run])
     with grpc.secure_channel(
         run.workers[0].trainer.endpoint(),
         secure,
-        options=credentials.target_options(target, run.job.key),
+        options=credentials.target_options(target.dns_name(run.job.key)),
     ) as channel:
         stub = measuring_pb2_grpc.MeasuringStub(channel)
         share = measuring_pb2.CapacityShare(

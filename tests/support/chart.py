@@ -30,6 +30,10 @@ CHART = Path(__file__).parents[2] / "helm" / "dlion"
 RELEASE, NAMESPACE = "dlion", "dlion-system"
 SITE: Mapping[str, Any] = {"site": {"name": "plant-a"}}
 """The least that one has to say."""
+GATEWAY: Mapping[str, Any] = {
+    "gateway": {"address": "plant-a.example:443", "parent": {"name": "edge"}}
+}
+"""A proxy before the site, told by TLSRoutes."""
 _OFFLINE = ("--kube-version", "1.34.0")
 """A helm built by `go install` takes a cluster that it cannot ask for one of version 1.20."""
 

@@ -96,14 +96,14 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     def expose(self, decision: Decision) -> None:
-        """The Services that were decided on are there, with ports of nodes as an API server
-        chooses them: 30000 on."""
+        """The workers' Services that were decided on are there, with ports of nodes as an API
+        server chooses them: 30000 on."""
         applied = [a.document for a in decision.actions if isinstance(a, Apply)]
-        self.services = [copy.deepcopy(d) for d in applied if d["spec"].get("type") == "NodePort"]
+        self.services = [copy.deepcopy(d) for d in applied if d["spec"].get("type")]
         numbers = itertools.count(30000)
         for service in self.services:
             service["metadata"]["uid"] = f"uid-{service['metadata']['name']}"
-            for port in service["spec"]["ports"]:
+            for port in service["spec"]["ports"] if service["spec"]["type"] != "ClusterIP" else ():
                 port["nodePort"] = next(numbers)
 
     def make_jobs(self) -> None:

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
 
 MAX_CERTIFICATE_BYTES = 16384
 
@@ -125,11 +125,9 @@ class WorkerCredentials:
             self._bundle(site), self.key.pem(), self.certificate_chain_pem
         )
 
-    def target_options(
-        self, peer: WorkerIdentity | KeeperIdentity, job: JobKey
-    ) -> list[tuple[str, str]]:
-        """Channel options that make gRPC ask for that peer's name, wherever it is dialled."""
-        return [("grpc.ssl_target_name_override", peer.dns_name(job))] if self.enabled else []
+    def target_options(self, dns_name: str) -> list[tuple[str, str]]:
+        """Channel options that make gRPC ask for a peer of that name, wherever it is dialled."""
+        return [("grpc.ssl_target_name_override", dns_name)] if self.enabled else []
 
     def check_peer(
         self,

@@ -176,6 +176,12 @@ class Spec:
             reads=("synchronization.backupWorkers", "sites"),
         ),
         Rule(
+            cel="self.network.exposure != 'Gateway' || self.tls.mode != 'Disabled'",
+            message="exposure Gateway needs TLS, by whose server names a gateway tells workers",
+            holds=lambda it: it.network.exposure != "Gateway" or it.tls.mode != "Disabled",
+            reads=("network.exposure", "tls.mode"),
+        ),
+        Rule(
             cel="self.batching.policy != 'goodput' ||"
             " (self.synchronization.mode == 'synchronous' &&"
             " self.exchange.weighting == 'sample_mean' && (self.exchange.policy == 'full' ||"

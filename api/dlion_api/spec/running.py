@@ -16,9 +16,10 @@ _NAME_WORDS = f"{LABEL_WORDS}, parts joined by dots"
 class Network:
     """How workers reach each other."""
 
-    exposure: Literal["PodNetwork", "NodePort", "LoadBalancer"] = setting(
+    exposure: Literal["PodNetwork", "NodePort", "LoadBalancer", "Gateway"] = setting(
         "how a worker is reached from other sites: at its pod, where a network joins the clusters;"
-        " at ports of its site's nodes; or at a load balancer's.",
+        " at ports of its site's nodes; at a load balancer's; or by its name, through one port of"
+        " its site.",
         default="PodNetwork",
     )
     link_shape: Literal["sharedUplink", "perPeer", "auto"] = setting(

@@ -34,6 +34,18 @@ sidecar:
 loadBalancer:
   annotations: {{ .Values.loadBalancer.annotations | toJson }}
   className: {{ .Values.loadBalancer.className | quote }}
+{{- with .Values.gateway }}
+{{- if .address }}
+{{- if and (eq .route "TLSRoute") (not .parent.name) }}
+{{- fail "gateway.parent.name is missing: a TLSRoute needs the name of its Gateway; or take gateway.route IngressRouteTCP" }}
+{{- end }}
+gateway:
+  address: {{ .address | quote }}
+  route: {{ .route }}
+  parent: {{ .parent | toJson }}
+  entryPoints: {{ .entryPoints | toJson }}
+{{- end }}
+{{- end }}
 authority:
   secretName: {{ .Values.authority.secretName | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}

@@ -21,7 +21,8 @@ def worker_service(
     settings: Settings,
     owner: Mapping[str, Any],
 ) -> Document:
-    """A port of the nodes for each of the worker's two, or of a load balancer.
+    """A port of the nodes for each of the worker's two, or of a load balancer, or none of either
+    where a gateway in the cluster leads to it.
 
     `node_ports` are those that the API server has chosen, by the worker's ports' names; empty
     before it has. A load balancer's are made the same: they differ between all Services of a
@@ -31,8 +32,6 @@ def worker_service(
     name = names.worker_service_name(job.key, worker.group, worker.index)
     metadata = metadata_of(name, job, owner, site=settings.site, **labels)
     spec: Document = {
-        "type": "NodePort",
-        "externalTrafficPolicy": _traffic_policy(job, settings),
         # A worker is ready once it has joined others, which takes that they reach it.
         "publishNotReadyAddresses": True,
         "selector": names.run_labels(job.key, settings.site)
@@ -40,8 +39,12 @@ def worker_service(
         | {names.INDEX_LABEL: str(worker.index)},
         "ports": [{"name": port, "port": number} for port, number in _PORTS.items()],
     }
-    if job.spec.network.exposure == "LoadBalancer" and node_ports:
-        spec["type"] = "LoadBalancer"
+    if job.spec.network.exposure == "Gateway":
+        spec["type"] = "ClusterIP"
+    elif job.spec.network.exposure == "NodePort" or not node_ports:
+        spec |= {"type": "NodePort", "externalTrafficPolicy": _traffic_policy(job, settings)}
+    else:
+        spec |= {"type": "LoadBalancer", "externalTrafficPolicy": _traffic_policy(job, settings)}
         spec["ports"] = [
             {
                 "name": port,

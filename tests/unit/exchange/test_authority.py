@@ -23,6 +23,7 @@ from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 ME = identity(0)
 OTHER = identity(1)
 KEEPER = KeeperIdentity(PLANT_A)
+OWN_NAMES = [ME.spiffe_id(JOB), ME.dns_name(JOB), ME.measuring_dns_name(JOB)]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,11 @@ def names(pem: bytes) -> list[str]:
     return [str(name.value) for name in extension.value]
 
 
-def test_a_certificate_names_the_worker_twice(authorities: dict[SiteName, Authority]) -> None:
+def test_a_certificate_names_the_worker_and_both_of_its_ports(
+    authorities: dict[SiteName, Authority],
+) -> None:
     pem = authorities[PLANT_A].sign(WorkerKey().csr_pem(), ME, JOB)
-    assert names(pem) == [ME.spiffe_id(JOB), ME.dns_name(JOB)]
+    assert names(pem) == OWN_NAMES
 
 
 def test_names_in_the_request_are_not_taken(authorities: dict[SiteName, Authority]) -> None:
@@ -46,7 +49,7 @@ def test_names_in_the_request_are_not_taken(authorities: dict[SiteName, Authorit
     wanted = x509.SubjectAlternativeName([x509.DNSName(OTHER.dns_name(JOB))])
     request = x509.CertificateSigningRequestBuilder(x509.Name([])).add_extension(wanted, False)
     pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    assert names(authorities[PLANT_A].sign(pem, ME, JOB)) == [ME.spiffe_id(JOB), ME.dns_name(JOB)]
+    assert names(authorities[PLANT_A].sign(pem, ME, JOB)) == OWN_NAMES
 
 
 def test_life_is_a_day_and_begins_a_little_earlier() -> None:

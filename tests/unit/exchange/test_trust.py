@@ -51,7 +51,7 @@ async def connects(port: int, theirs: WorkerCredentials) -> bool:
     except ContractError:
         return False
     assert channel_credentials is not None
-    options = [*theirs.target_options(HERE, JOB), ("grpc.use_local_subchannel_pool", 1)]
+    options = [*theirs.target_options(HERE.dns_name(JOB)), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(
         f"127.0.0.1:{port}", channel_credentials, options=options
     ) as channel:

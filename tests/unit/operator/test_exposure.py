@@ -1,10 +1,12 @@
 """Facts: an exposed worker gets a Service of its own that selects its pod alone, and only where
 there are other sites; other sites are told the ports that the API server chose, at the node of the
-newest pod, at the load balancer that then gets these ports, or at the site's advertised address,
-while this site's workers keep knowing their pods; who cannot be reached yet is not told of, and the
-status says why; Services go when nobody runs that they lead to.
+newest pod, at the load balancer that then gets these ports, or at the site's advertised address; or
+its gateway, which learns a name for each port; while this site's workers keep knowing their pods;
+who cannot be reached yet is not told of, and the status says why; Services go when nobody runs that
+they lead to.
 
-Left out: that an API server takes these Services and a node serves them (tests/cluster).
+Left out: that an API server takes these objects, and a node or a gateway serves them
+(tests/cluster, tests/local/test_gateway.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dlion_operator.coordinator.events import JoinAsked
 from dlion_operator.decisions import Apply, Decision, Delete, OpenRun
 from dlion_operator.exposure import Addresses, WorkerAddresses, told_elsewhere
 from dlion_operator.observed import RunView
-from dlion_operator.settings import LoadBalancer, Settings
+from dlion_operator.settings import Gateway, Listener, LoadBalancer, Settings
 from dlion_operator.site_runs import SiteRuns
 from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
 
@@ -121,6 +123,79 @@ def test_where_nobody_else_has_to_reach_them_there_are_no_services(at: World) ->
     decision = at.look()
     assert services(decision) == []
     assert opened(decision) is None
+
+
+# ---- the gateway -------------------------------------------------------------------------------
+
+GATE = Gateway(address="plant-a.example:443", parent=Listener(name="edge", namespace="gateways"))
+TRAEFIK = replace(GATE, route="IngressRouteTCP", entry_points=("dlion",))
+
+
+def routed(gateway: Gateway | None) -> World:
+    """Two workers whose Services are there, and such a gateway."""
+    return running(exposure="Gateway", settings=replace(SETTINGS, gateway=gateway))
+
+
+def routes(decision: Decision) -> list[dict[str, Any]]:
+    found = [a.document for a in decision.actions if isinstance(a, Apply)]
+    return [each for each in found if each["kind"] not in ("Service", "Deployment")]
+
+
+def test_behind_a_gateway_every_port_is_found_by_a_name_of_its_own() -> None:
+    at = routed(GATE)
+    decision = at.look()
+    assert {each["spec"]["type"] for each in services(decision)} == {"ClusterIP"}
+    leads: dict[str, tuple[str, int]] = {}
+    for route in routes(decision):
+        assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+        assert route["spec"]["parentRefs"] == [{"name": "edge", "namespace": "gateways"}]
+        (host,), (rule,) = route["spec"]["hostnames"], route["spec"]["rules"]
+        (backend,) = rule["backendRefs"]
+        leads[host] = (backend["name"], backend["port"])
+        (owner,) = route["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("Service", backend["name"])
+    assert leads == expected_leads(at)
+    told = opened(decision) or {}
+    assert {each.exchange for each in told.values()} == {GATE.address}
+    assert {each.measuring for each in told.values()} == {GATE.address}
+    assert len(told) == 2
+
+
+def expected_leads(at: World) -> dict[str, tuple[str, int]]:
+    """By the server name that a worker asks for: Service and port."""
+    job = load_job(at.document)
+    found = {}
+    for worker in job.workers():
+        if worker.site == A:
+            name = names.worker_service_name(job.key, worker.group, worker.index)
+            found[worker.dns_name(job.key)] = (name, 7440)
+            found[worker.measuring_dns_name(job.key)] = (name, 7441)
+    return found
+
+
+def test_traefik_is_told_the_same() -> None:
+    at = routed(TRAEFIK)
+    leads = {}
+    for route in routes(at.look()):
+        assert (route["apiVersion"], route["kind"]) == ("traefik.io/v1alpha1", "IngressRouteTCP")
+        assert route["spec"]["tls"] == {"passthrough": True}
+        assert route["spec"]["entryPoints"] == ["dlion"]
+        for each in route["spec"]["routes"]:
+            (backend,) = each["services"]
+            host = each["match"].removeprefix("HostSNI(`").removesuffix("`)")
+            leads[host] = (backend["name"], backend["port"])
+    assert leads == expected_leads(at)
+
+
+def test_a_site_without_a_gateway_says_which_value_is_missing() -> None:
+    at = routed(None)
+    at.run = RunView(open_s=3600.0, ready={A: 2})
+    decision = at.look()
+    assert routes(decision) == []
+    assert opened(decision) == {}
+    reason, message = ready_reason(decision)
+    assert reason == "NotExposed"
+    assert "gateway.address" in message
 
 
 # ---- the addresses -----------------------------------------------------------------------------

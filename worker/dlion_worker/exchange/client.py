@@ -59,7 +59,8 @@ def open_channel(
     address: str, peer: WorkerIdentity, me: Self, credentials: WorkerCredentials
 ) -> grpc.aio.Channel:
     """A channel that will speak to that worker alone."""
-    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *credentials.target_options(peer, me.job)]
+    name = peer.dns_name(me.job)
+    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *credentials.target_options(name)]
     channel = credentials.channel(peer.site)
     if channel is None:
         return grpc.aio.insecure_channel(address, options)

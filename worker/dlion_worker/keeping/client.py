@@ -169,7 +169,7 @@ class KeeperClient:
 def _channel(
     address: str, keeper: KeeperIdentity, job: JobKey, credentials: WorkerCredentials
 ) -> grpc.Channel:
-    options = [*_OPTIONS, *credentials.target_options(keeper, job)]
+    options = [*_OPTIONS, *credentials.target_options(keeper.dns_name(job))]
     secure = credentials.channel(keeper.site)
     if secure is None:
         return grpc.insecure_channel(address, options=options)

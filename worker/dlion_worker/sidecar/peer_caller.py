@@ -18,7 +18,7 @@ import grpc.aio
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Member
-from dlion_api.names import JobKey, Rank
+from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
@@ -58,9 +58,12 @@ class PeerCaller:
         worker: OwnWorker,
         credentials: WorkerCredentials,
         dial: Callable[[Rank], str | None],
+        by_gateway: bool = False,
     ) -> None:
-        """`dial`: the address to take in place of a peer's announced one, if there is one."""
+        """`dial`: the address to take in place of a peer's announced one, if there is one.
+        `by_gateway`: peers' two ports may share an address, and are told apart by their names."""
         self._job, self._rank, self._worker = job, rank, worker
+        self._by_gateway = by_gateway
         self._credentials, self._dial = credentials, dial
         self._links: dict[Rank, _Link] = {}
 
@@ -114,6 +117,10 @@ class PeerCaller:
     def _address(self, member: Member) -> str:
         return self._dial(member.identity.rank) or member.measuring_address
 
+    def _server_name(self, peer: WorkerIdentity) -> str:
+        name = peer.measuring_dns_name if self._by_gateway else peer.dns_name
+        return name(self._job)
+
     def _add(self, member: Member) -> None:
         rank, address = member.identity.rank, self._address(member)
         channel = self._channel(member, address)
@@ -127,7 +134,7 @@ class PeerCaller:
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            *self._credentials.target_options(member.identity, self._job),
+            *self._credentials.target_options(self._server_name(member.identity)),
         ]
         secure = self._credentials.channel(member.identity.site)
         if secure is None:

@@ -180,6 +180,7 @@ class Sidecar:
             worker=self,
             credentials=credentials,
             dial=lambda rank: self._config.link_address(rank, "measuring"),
+            by_gateway=self._job.spec.network.exposure == "Gateway",
         )
         self._caller.set_peers(self._director.peers())
         try:

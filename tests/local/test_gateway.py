@@ -1,0 +1,183 @@
+"""Facts: through one port for each of two sites, of a proxy that passes TLS on by its server name
+(HAProxy), workers exchange messages and their sidecars measure each other; each finds the very
+worker and port that it asks for and verifies its certificate; a name that the proxy was not told of
+leads nowhere.
+
+Exchanges, measuring services and the proxy are real, over loopback. Left out: who tells a gateway
+in a cluster (the operator: tests/unit/operator/test_exposure.py), workers that train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank, SiteName
+from dlion_api.spec import Job, load_job
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.exchange import LinkUp
+from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.peer_caller import PeerCaller
+from haproxy import PROGRAM, gateways
+from linked_workers import PLANT_A, PLANT_B, Worker, credentials
+from manifest_table import smallest
+from operator_process import free_ports
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no haproxy here: `make testbed-setup`")
+WITHIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    document = smallest()
+    document["spec"]["sites"] = [
+        {"name": site, "groups": [{"name": "small", "workers": 1}]} for site in (PLANT_A, PLANT_B)
+    ]
+    document["spec"]["network"] = {"exposure": "Gateway"}
+    return load_job(document)
+
+
+@pytest.fixture(scope="module")
+def proofs(job: Job) -> list[WorkerCredentials]:
+    """Of both workers, each by its own site's authority."""
+    authorities = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+    return [credentials(worker, authorities, job.key) for worker in job.workers()]
+
+
+def membership(job: Job, ports: dict[SiteName, int]) -> Membership:
+    """Both workers, known by their sites' gateways alone."""
+    members = []
+    for worker in job.workers():
+        address = f"127.0.0.1:{ports[worker.site]}"
+        members.append(Member(worker, 1, MemberState.READY, address, address))
+    return Membership(1, job.key, len(members), tuple(members))
+
+
+def ports_of_sites() -> dict[SiteName, int]:
+    return dict(zip((PLANT_A, PLANT_B), free_ports(2), strict=True))
+
+
+def test_workers_of_two_sites_exchange_through_one_port_of_each(
+    job: Job, proofs: list[WorkerCredentials], tmp_path: Path
+) -> None:
+    ports = ports_of_sites()
+    workers = [
+        Worker(who, proof, job=job.key, is_exposed=True)
+        for who, proof in zip(job.workers(), proofs, strict=True)
+    ]
+    known = {ports[w.who.site]: {w.who.dns_name(job.key): w.exchange.address} for w in workers}
+    with gateways(tmp_path, known):
+        for worker in workers:
+            worker.exchange.set_members(membership(job, ports))
+        for worker in workers:
+            worker.wait_for(LinkUp)
+        for worker, peer in (workers, workers[::-1]):
+            sent = Message(MessageKind.GRADIENT, 1, 32, 0, bytes([worker.who.rank]) * 200_000)
+            worker.exchange.send(peer.who.rank, sent)
+            arrived = peer.wait_for(MessageArrived)
+            assert (arrived.sender, bytes(arrived.message.payload)) == (
+                worker.who.rank,
+                sent.payload,
+            )
+        for worker in workers:
+            worker.exchange.close()
+
+
+class Measured:
+    """The worker beside a sidecar, of a known speed."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self.peers: dict[Rank, float] = {}
+        self.news = asyncio.Event()
+        self.refusals = 0
+
+    def own(self) -> Capacity:
+        return Capacity(self._rank, 100.0 + self._rank, 1.0, CapacitySource.RATE, 1)
+
+    def incarnation(self) -> int:
+        return 1
+
+    def heard(self, capacity: Capacity, incarnation: int) -> None:
+        self.peers[capacity.rank] = capacity.samples_per_s
+        self.news.set()
+
+    def refused(self) -> None:
+        self.refusals += 1
+
+
+def test_sidecars_measure_each_other_through_the_same_port(
+    job: Job, proofs: list[WorkerCredentials], tmp_path: Path
+) -> None:
+    async def measure() -> None:
+        ports, beside, servers, told = ports_of_sites(), [], [], {}
+        for who, proof in zip(job.workers(), proofs, strict=True):
+            beside.append(Measured(who.rank))
+            service = MeasuringService(job=job, rank=who.rank, worker=beside[-1], credentials=proof)
+            servers.append(MeasuringServer(service, proof))
+            port = await servers[-1].start("127.0.0.1", preferred_port=0)
+            # The trainer's name leads to a port that nobody listens on.
+            told[ports[who.site]] = {
+                who.measuring_dns_name(job.key): f"127.0.0.1:{port}",
+                who.dns_name(job.key): f"127.0.0.1:{free_ports(1)[0]}",
+            }
+        with gateways(tmp_path, told):
+            await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=True)
+            assert beside[0].peers == {1: 101.0}
+            assert beside[1].peers == {0: 100.0}
+            assert beside[1].refusals == 0
+            with pytest.raises(UnavailableError):
+                await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=False)
+        for server in servers:
+            await server.stop()
+
+    asyncio.run(measure())
+
+
+async def call(
+    job: Job,
+    proof: WorkerCredentials,
+    beside: Measured,
+    known: Membership,
+    *,
+    by_gateway: bool,
+) -> None:
+    """Rank 0's sidecar tells its capacity, hears the peer's, and probes the link."""
+    caller = PeerCaller(
+        job=job.key,
+        rank=Rank(0),
+        worker=beside,
+        credentials=proof,
+        dial=lambda rank: None,
+        by_gateway=by_gateway,
+    )
+    peer = known.members[1]
+    caller.set_peers([peer])
+    try:
+        busy_bytes, seconds = await caller.probe(peer)
+        assert busy_bytes > 0
+        assert seconds > 0
+        async with asyncio.timeout(WITHIN_S):
+            await beside.news.wait()
+    finally:
+        await caller.close()
+
+
+def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
+    job: Job, proofs: list[WorkerCredentials], tmp_path: Path
+) -> None:
+    ports = ports_of_sites()
+    other = {ports[PLANT_B]: {"m0.small.1.other.default.plant-b.dlion": "127.0.0.1:9"}}
+
+    async def measure() -> None:
+        await call(job, proofs[0], Measured(Rank(0)), membership(job, ports), by_gateway=True)
+
+    with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):
+        asyncio.run(measure())
