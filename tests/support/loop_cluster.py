@@ -167,8 +167,7 @@ class Node:
         self.hashes: dict[int, str] = {}
         self.steps: list[StepRecord] = []
         self.error: BaseException | None = None
-        self._killed, self._to_stop = threading.Event(), threading.Event()
-        self.loop: TrainingLoop | None = None
+        self._killed = threading.Event()
         self._entered = False
         model = Model(rank, random.Random(rank + incarnation), nap_s, self._vanish_if_killed)
         self.replica, self.stream = Replica(model), Stream()
@@ -193,16 +192,6 @@ class Node:
         self.thread.join(10)
         assert not self.thread.is_alive()
 
-    def stop(self) -> None:
-        """Tells it, and so all, to end in order; returns when it has."""
-        self._to_stop.set()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-    @property
-    def holds_still(self) -> bool:
-        return self.loop is not None and self.loop.holds_still
-
     def _send(self, peer: Rank, message: Message) -> None:
         self._network.send(self.rank, peer, message)
 
@@ -223,7 +212,7 @@ class Node:
 
     def _stopped(self) -> str | None:
         if self._entered:
-            return "told to stop" if self._to_stop.is_set() else None
+            return None
         self._vanish_if_killed()
         return None
 
@@ -246,14 +235,9 @@ class Node:
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
         reporter = SimpleNamespace(
-            step=self._note,
-            event=nothing,
-            links=nothing,
-            now_s=float,
-            rank=self.rank,
-            incarnation=self.incarnation,
+            step=self._note, event=nothing, links=nothing, now_s=float, incarnation=1
         )
-        self.loop = TrainingLoop(
+        TrainingLoop(
             Parts(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
@@ -262,8 +246,7 @@ class Node:
             ),
             progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
-        )  # fmt: skip
-        self.loop.run()
+        ).run()  # fmt: skip
 
     def room_bytes(self) -> dict[Rank, float]:
         """Of the links, in every iteration."""
@@ -274,20 +257,15 @@ class Node:
         self.steps.append(step)
 
 
-def synchronous_job(workers: int | dict[str, int], max_steps: int, min_sites: int = 1) -> Job:
-    """Whole gradients in lock step; at one site, or those named."""
-    sites = {"a": workers} if isinstance(workers, int) else workers
+def synchronous_job(workers: int, max_steps: int) -> Job:
+    """Whole gradients in lock step."""
     return load_job(
         {
             "apiVersion": "dlion.dev/v1alpha1",
             "kind": "DLionJob",
             "metadata": {"name": "cluster"},
             "spec": {
-                "sites": [
-                    {"name": name, "groups": [{"name": "g", "workers": count}]}
-                    for name, count in sites.items()
-                ],
-                "minSites": min_sites,
+                "sites": [{"name": "a", "groups": [{"name": "g", "workers": workers}]}],
                 "trainer": {
                     "program": {"builtin": "digits"},
                     "dataset": {"name": "digits"},

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dlion_api.records import record_from_json
-from dlion_worker.results.drift import DriftMeter
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -64,14 +61,6 @@ class Simulated:
             for r in self.records
             if r["kind"] == "link" and (r["rank"], r["peer"]) == (sender, receiver)
         )
-
-
-def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
-    """Seconds, and the drift at that time."""
-    meter = DriftMeter()
-    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
-    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
-    return [point for point in points if point is not None]
 
 
 def four_workers(**fields: Any) -> dict[str, Any]:

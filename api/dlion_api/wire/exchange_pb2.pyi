@@ -40,20 +40,12 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     """payload: one byte; a worker that comes late asks or is answered"""
     MESSAGE_KIND_HELD: _MessageKind.ValueType  # 8
     """How many samples of each worker the sender's weights hold. Payload, little endian: their count in
-    4 bytes, then for each a rank in 4 and its samples in 8. weights_version: 1 where the sender holds
-    still for want of a quorum, and asks for an answer in kind.
+    4 bytes, then for each a rank in 4 and its samples in 8.
     """
     MESSAGE_KIND_FOLD_REQUEST: _MessageKind.ValueType  # 9
-    """no payload; weights_version: 1 where a STATE is wanted"""
+    """no payload"""
     MESSAGE_KIND_FOLD: _MessageKind.ValueType  # 10
     """payload: as HELD, behind that coded weights"""
-    MESSAGE_KIND_REACH: _MessageKind.ValueType  # 11
-    """With whom workers are linked, as each has told and others hand on; where minSites is above 1.
-    Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
-    in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
-    """
-    MESSAGE_KIND_STATE: _MessageKind.ValueType  # 12
-    """payload: as HELD, behind that a state as PullState gives it"""
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -74,20 +66,12 @@ MESSAGE_KIND_MEET: MessageKind.ValueType  # 7
 """payload: one byte; a worker that comes late asks or is answered"""
 MESSAGE_KIND_HELD: MessageKind.ValueType  # 8
 """How many samples of each worker the sender's weights hold. Payload, little endian: their count in
-4 bytes, then for each a rank in 4 and its samples in 8. weights_version: 1 where the sender holds
-still for want of a quorum, and asks for an answer in kind.
+4 bytes, then for each a rank in 4 and its samples in 8.
 """
 MESSAGE_KIND_FOLD_REQUEST: MessageKind.ValueType  # 9
-"""no payload; weights_version: 1 where a STATE is wanted"""
+"""no payload"""
 MESSAGE_KIND_FOLD: MessageKind.ValueType  # 10
 """payload: as HELD, behind that coded weights"""
-MESSAGE_KIND_REACH: MessageKind.ValueType  # 11
-"""With whom workers are linked, as each has told and others hand on; where minSites is above 1.
-Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
-in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
-"""
-MESSAGE_KIND_STATE: MessageKind.ValueType  # 12
-"""payload: as HELD, behind that a state as PullState gives it"""
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

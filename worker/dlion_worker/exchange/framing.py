@@ -36,8 +36,8 @@ MAX_SMALL_BYTES = 4096
 """Largest payload of a message that is neither a gradient nor weights, nor says what these hold."""
 
 _EMPTY = frozenset({MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST, MessageKind.FOLD_REQUEST})
-_BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD, MessageKind.STATE})
-_LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD, MessageKind.REACH}
+_BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
+_LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
 _KINDS = {kind.value: kind for kind in MessageKind}
 _MAX_ITERATION = 2**53
 _MOST = {"iteration": _MAX_ITERATION, "local_batch_size": 2**32 - 1, "weights_version": 2**64 - 1}

@@ -9,14 +9,9 @@ lacks some of it asks the lowest rank that has it for its weights, and goes to
     (m1 w1 + m2 w2) / (m1 + m2),
 
 m1 the samples that it holds and the other does not, m2 the other way round. From then on it holds
-both, says so to all who may lack some, and folds nothing of it again. What the exchange of
-gradients makes up for by itself, less than `least_samples`, moves no weights.
-
-Who holds still for want of a quorum (`QuorumLost`) has m1 = 0: it takes the whole state of one
-that went on, moments and all, and the few steps that it made before it noticed are given up, so
-that nobody asks it for weights. Its `HELD` is a question (marked in `weights_version`), which
-whoever went on answers, and who holds still itself as soon as it no longer does. Where some went on
-it takes no step before such an answer.
+both, says so to all who may lack some, and folds nothing of it again. One that held still (m1 = 0)
+takes the other's weights. What the exchange of gradients makes up for by itself, less than
+`least_samples`, moves no weights.
 
 The side that is behind also takes up at the iteration where the other is: far apart neither would
 ever count on the other again.
@@ -26,7 +21,7 @@ replicas to the same weights. Three groups that meet at one moment meet at a mea
 always at the one by samples: who folds with a group that has folded already cannot tell whose part
 is whose.
 
-Source: the project's definition; version vectors after Parker et al., 1983.
+Source: the project's definition.
 """
 
 from __future__ import annotations
@@ -47,13 +42,9 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    QuorumBack,
-    QuorumLost,
     Refuse,
     ReplicaView,
     Send,
-    SendState,
-    TakeOver,
 )
 
 if TYPE_CHECKING:
@@ -61,9 +52,7 @@ if TYPE_CHECKING:
 
     from dlion_worker.policies.interface import Machine, Value
 
-_KINDS = frozenset(
-    {MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD, MessageKind.STATE}
-)
+_KINDS = frozenset({MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD})
 _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 LARGEST_LEAP = 1_000_000
 """Iterations: a peer that says that it is further ahead is not followed."""
@@ -115,14 +104,6 @@ class FoldingMachine:
         self._asked: Rank | None = None
         self._answerable: set[Rank] = set()
         """Peers that have been told what is held here and have not asked for it since."""
-        self._is_still = False
-        """Whether it holds still: its next step is to begin from weights of one that went on."""
-        self._is_clean = False
-        """Whether they are, without a step since."""
-        self._is_behind = False
-        """And there are such, whose weights it has not got yet."""
-        self._still_peers: set[Rank] = set()
-        """Peers that have asked what is held here, holding still, while this worker did too."""
 
     @property
     def held(self) -> Held:
@@ -144,25 +125,18 @@ class FoldingMachine:
                 return told
             case LocalStepDone():
                 told = self._machine.handle(event)
-                self._stepped, self._is_clean = True, False
+                self._stepped = True
                 self._stepped_to(event.iteration)
                 self._count(self._rank, event.iteration, event.local_batch_size)
-                return told + self._goes_on()
+                return told
             case MemberJoined(rank=rank, iteration=iteration):
                 return self._machine.handle(event) + self._joined(rank, iteration)
             case MemberLeft(rank=rank):
                 return self._machine.handle(event) + self._left(rank)
-            case QuorumLost():
-                self._is_still, self._is_behind = True, False
-            case QuorumBack(others_went_on=others_went_on):
-                return self._quorum_back(others_went_on=others_went_on)
         return self._machine.handle(event)
 
     def waiting_for(self) -> frozenset[Rank]:
-        """Whom the other machine waits for. Folding waits for nobody, but where this worker held
-        still and others went on: for their weights."""
-        if self._is_still and self._is_behind:
-            return self._machine.waiting_for() | self._linked
+        """Whom the other machine waits for: folding waits for nobody."""
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
@@ -224,7 +198,7 @@ class FoldingMachine:
         """One that comes while this worker trains: they may have trained apart."""
         self._linked.add(rank)
         self._finished[rank] = iteration
-        return [self._tell(rank)] if self._may_fold else []
+        return [self._tell(rank)] if self._stepped else []
 
     def _left(self, rank: Rank) -> list[Instruction]:
         self._linked.discard(rank)
@@ -232,66 +206,25 @@ class FoldingMachine:
         self._finished.pop(rank, None)
         self._said.pop(rank, None)
         self._answerable.discard(rank)
-        self._still_peers.discard(rank)
         if self._asked == rank:
             self._asked = None
         return self._ask()
 
     def _tell(self, peer: Rank) -> Send:
-        """What is held here; as a question where it holds still."""
-        return self._say(peer, MessageKind.HELD, encode_held(self._held), mark=self._is_still)
-
-    def _answer(self, peer: Rank) -> Send:
-        return self._say(peer, MessageKind.HELD, encode_held(self._held))
-
-    def _say(self, peer: Rank, kind: MessageKind, payload: bytes, *, mark: bool = False) -> Send:
-        if kind is MessageKind.HELD:
-            self._answerable.add(peer)
-        version = int(mark)
-        return Send(peer, Message(kind, self._iteration, weights_version=version, payload=payload))
-
-    @property
-    def _may_fold(self) -> bool:
-        """Before its first step a worker begins from weights of a peer, or those of the
-        beginning."""
-        return self._stepped or self._is_still
+        self._answerable.add(peer)
+        return Send(
+            peer, Message(MessageKind.HELD, self._iteration, payload=encode_held(self._held))
+        )
 
     def _ask(self) -> list[Instruction]:
-        """The lowest rank that holds enough that is lacking here, one at a time; from who holds
-        still only where nobody is known to have gone on."""
-        if self._asked is not None or not self._may_fold:
+        """The lowest rank that holds enough that is lacking here, one at a time."""
+        if self._asked is not None or not self._stepped:
             return []
-        for peer in sorted(self._said, key=lambda peer: (peer in self._still_peers, peer)):
+        for peer in sorted(self._said):
             if lacking(self._held, self._said[peer]) >= self._least_samples:
                 self._asked = peer
-                return [self._say(peer, MessageKind.FOLD_REQUEST, b"", mark=self._is_still)]
+                return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._iteration))]
         return []
-
-    # ---- after holding still -------------------------------------------------------------------
-
-    def _quorum_back(self, *, others_went_on: bool) -> list[Instruction]:
-        self._is_behind = others_went_on
-        if not others_went_on:
-            return []
-        self._is_still = True  # whatever it took meanwhile: they may have gone on since
-        return [self._tell(peer) for peer in sorted(self._linked)]
-
-    def _goes_on(self) -> list[Instruction]:
-        """From weights that count: peers that wait to hear of some are told."""
-        if not self._is_still:
-            return []
-        self._is_still = self._is_behind = False
-        waiting, self._still_peers = sorted(self._still_peers), set()
-        return [self._answer(peer) for peer in waiting]
-
-    def _asked_by_still(self, sender: Rank, said: Held) -> list[Instruction]:
-        """A peer that holds still says what it holds."""
-        if not self._is_still or self._is_clean:
-            self._said.pop(sender, None)
-            return [self._answer(sender)]
-        self._still_peers.add(sender)
-        self._said[sender] = said
-        return self._ask()
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -303,9 +236,7 @@ class FoldingMachine:
                 case MessageKind.HELD:
                     return self._told(sender, message)
                 case MessageKind.FOLD_REQUEST:
-                    return self._requested(sender, wants_state=bool(message.weights_version))
-                case MessageKind.STATE:
-                    return self._state(sender, message)
+                    return self._requested(sender)
                 case _:
                     return self._fold(sender, message)
         except ContractError as error:
@@ -315,33 +246,24 @@ class FoldingMachine:
         said, rest = decode_held(message.payload, self._ranks)
         if rest.nbytes:
             raise ContractError(f"HELD with {rest.nbytes} bytes too many")
-        is_still = bool(message.weights_version)
-        if not self._may_fold:
+        if not self._stepped:  # it begins from weights of a peer, or from those of the beginning
             self._hold_with(said)
-            return [self._answer(sender)] if is_still and sender in self._linked else []
+            return []
         if sender not in self._linked:
             return []  # the link has gone since
+        self._said[sender] = said
         self._met[sender] = LEVEL_STEPS
         self._place(sender, message.iteration)
-        if is_still:
-            return self._asked_by_still(sender, said)
-        self._still_peers.discard(sender)
-        self._said[sender] = said
-        told = self._ask()
-        if self._is_behind and self._asked is None:  # nothing is lacking that would matter
-            told += self._goes_on()
-        return told
+        return self._ask()
 
-    def _requested(self, sender: Rank, *, wants_state: bool) -> list[Instruction]:
+    def _requested(self, sender: Rank) -> list[Instruction]:
         """Once for each time that it was told what is held here."""
         if sender not in self._answerable:
             return []
         self._answerable.discard(sender)
-        if wants_state and (self._is_clean or not self._is_still):
-            return [SendState(sender, self._iteration, encode_held(self._held))]
         weights = encode_weights(self._replica.weights_D, self._coding)
         payload = b"".join((encode_held(self._held), weights))
-        return [self._say(sender, MessageKind.FOLD, payload)]
+        return [Send(sender, Message(MessageKind.FOLD, self._iteration, payload=payload))]
 
     def _fold(self, sender: Rank, message: Message) -> list[Instruction]:
         if self._asked != sender:
@@ -354,23 +276,11 @@ class FoldingMachine:
         if not their_samples:
             return self._ask()
         self._hold_with(theirs)
-        return [Fold(others_D, own_samples, their_samples, sender), *self._news(), *self._ask()]
-
-    def _state(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Of one that went on: that and nothing else is held from now on, whatever steps of others
-        have been heard meanwhile."""
-        if self._asked != sender or not self._is_still:
-            return []
-        self._asked = None
-        self._said.pop(sender, None)
-        theirs, state = decode_held(message.payload, self._ranks)
-        missed = lacking(self._held, theirs)
-        self._held, self._is_clean = theirs, True
-        taken = TakeOver(state, message.iteration, missed, sender)
-        return [taken, *self._goes_on(), *self._news(), *self._ask()]
-
-    def _news(self) -> list[Send]:
-        return [self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)]
+        return [
+            Fold(others_D, own_samples, their_samples, sender),
+            *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),
+            *self._ask(),
+        ]
 
     def _has_news_for(self, peer: Rank) -> bool:
         return lacking(self._said.get(peer, {}), self._held) >= self._least_samples

@@ -58,8 +58,6 @@ class MessageKind(IntEnum):
     HELD = 8
     FOLD_REQUEST = 9
     FOLD = 10
-    REACH = 11
-    STATE = 12
 
 
 @dataclass(frozen=True)
@@ -143,22 +141,6 @@ class Regrouped:
     graph: Mapping[Rank, frozenset[Rank]]
 
 
-@dataclass(frozen=True)
-class QuorumLost:
-    """Fewer than `minSites` sites are joined with this side: from now on this worker holds still.
-
-    For policies that meet again after a split; all others may pass over it and the next.
-    """
-
-
-@dataclass(frozen=True)
-class QuorumBack:
-    """Enough sites are joined again: the next step comes as soon as nobody is waited for."""
-
-    others_went_on: bool
-    """Whether some of them trained all along; else all held still."""
-
-
 Event = (
     LocalStepDone
     | MessageArrived
@@ -167,8 +149,6 @@ Event = (
     | BudgetsChanged
     | Descended
     | Regrouped
-    | QuorumLost
-    | QuorumBack
 )
 
 # ---- instructions: what is to be done -----------------------------------------------------------
@@ -203,26 +183,6 @@ class Fold:
     weights_D: Flat
     own_samples: int
     their_samples: int
-    sender: Rank
-
-
-@dataclass(frozen=True)
-class SendState:
-    """Queue this worker's whole state (weights, moments, what else a model keeps) as it is now for
-    that peer, as a `STATE` message behind `head`."""
-
-    peer: Rank
-    iteration: int
-    head: bytes
-
-
-@dataclass(frozen=True)
-class TakeOver:
-    """Go on from this state of a peer's, which is untrusted. `samples` of it are not held here."""
-
-    state: bytes | memoryview
-    iteration: int
-    samples: int
     sender: Rank
 
 
@@ -264,9 +224,7 @@ class Refuse:
     reason: str
 
 
-Instruction = (
-    Descend | Mix | Fold | SendState | TakeOver | Add | Replace | Send | SendWeights | Refuse
-)
+Instruction = Descend | Mix | Fold | Add | Replace | Send | SendWeights | Refuse
 
 
 class ReplicaView(Protocol):

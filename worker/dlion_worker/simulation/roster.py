@@ -154,7 +154,7 @@ class Roster:
     def stop(self, reason: str) -> None:
         """The run is over: all end with their present step; who was not in stays out."""
         for rank, worker in self.present.items():
-            worker.stop(reason)
+            worker.stopping = reason
             if not worker.is_in:
                 worker.leave()
                 self._connections.died(rank, reason)

@@ -369,8 +369,6 @@ class Simulation:
                 return "is gone"
             case Phase.ENTERING:
                 return "waits for others to come"
-        if worker.holds_still:
-            return "holds still: too few sites (minSites) are joined with it"
         return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
 
     def _all_stopped(self) -> bool:

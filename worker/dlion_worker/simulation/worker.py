@@ -21,17 +21,18 @@ from dlion_worker.policies.interface import (
     Event,
     LocalStepDone,
     MessageArrived,
+    MessageKind,
     Regrouped,
 )
+from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.hearing import Hearing
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.reporting import worth_telling
-from dlion_worker.trainer.standstill import Standstill
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from dlion_api.measurements import Capacity, Directive, Grouping
@@ -75,20 +76,6 @@ class VirtualWorker:
             refuse=self._refuse,
             norms=self._norms,
         )
-        self._standstill = Standstill(
-            parts.job,
-            parts.reporter,
-            self.progress,
-            self._instructions,
-            due=lambda after_s: around.clock.after(after_s, self._look),
-        )
-        self._hearing = Hearing(
-            self._instructions,
-            self._standstill,
-            self.progress,
-            send=self._send,
-            has_barrier=has_barrier(parts.job.spec),
-        )
         self.inbox = Inbox(self._send)
         self.entrance: VirtualEntrance | None = None
         """The way in of one that comes while others may train already."""
@@ -124,7 +111,7 @@ class VirtualWorker:
         """With those who are linked now, from the step after `iteration` on."""
         self.entrance = None
         self.phase = Phase.HELD
-        self._hearing.handle(self.inbox.start(iteration))
+        self._handle(self.inbox.start(iteration))
 
     def leave(self) -> None:
         """Its process is gone, and with it the step under way."""
@@ -154,9 +141,7 @@ class VirtualWorker:
     def begin_step(self) -> None:
         """Begins the next local step; its gradient comes when its time has passed. What came before
         the first one may hold it."""
-        if self.phase is not Phase.HELD or not self._standstill.may_step():
-            return
-        if self.parts.machine.waiting_for():
+        if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
             return
         self.phase = Phase.COMPUTING
         parts = self.parts
@@ -201,27 +186,12 @@ class VirtualWorker:
         elif self.phase is Phase.COMPUTING:
             self._arrived += events
         elif self.phase is Phase.HELD:
-            self._hearing.handle(events)
+            self._handle(events)
             self._go_on()
-
-    def stop(self, reason: str) -> None:
-        """The run is over: it ends with its present step, and at once where it holds still."""
-        self.stopping = reason
-        if self.holds_still and self.phase is Phase.HELD and self._result is None:
-            self.phase = Phase.STOPPED
-
-    @property
-    def holds_still(self) -> bool:
-        """Whether too few sites are joined with it."""
-        return self._standstill.holds
 
     def awaited(self) -> frozenset[Rank]:
         """Peers that hold this worker."""
         return self.parts.machine.waiting_for()
-
-    def _look(self) -> None:
-        if self.is_in:
-            self._standstill.look()
 
     def _schedule(self) -> None:
         seconds = max(LEAST_STEP_S, self._left_core_s / self.parts.units)
@@ -249,7 +219,7 @@ class VirtualWorker:
         self.progress.trained_s = now_s
         self._take_directive()
         rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
-        self._hearing.handle(
+        self._handle(
             [
                 BudgetsChanged(
                     levelled({p: r for p, r in rooms.items() if r is not None}),
@@ -260,7 +230,7 @@ class VirtualWorker:
         )
         self.phase = Phase.HELD
         arrived, self._arrived = self._arrived, []
-        self._hearing.handle(arrived)
+        self._handle(arrived)
         self._go_on()
 
     @property
@@ -298,6 +268,23 @@ class VirtualWorker:
             self._around.stopped(self.rank, reason)
 
     # ---- carrying out --------------------------------------------------------------------------
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
+                self._meet(event)
+                continue
+            self._instructions.handle(event)
+
+    def _meet(self, arrival: MessageArrived) -> None:
+        """A latecomer asks: as `trainer.loop` answers."""
+        asked = arrival.message.iteration
+        progress = rendezvous.as_progress(asked)
+        if progress is not None and has_barrier(self.parts.job.spec):
+            self._handle([MessageArrived(arrival.sender, progress)])
+        self._send(
+            arrival.sender, rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
+        )
 
     def _send(self, peer: Rank, message: Message) -> None:
         self._exchanged_bytes += message.size_bytes

@@ -7,13 +7,12 @@ leads to. Knows no clock and no link.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from dlion_api.errors import ContractError, DivergedError
+from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_worker.codecs import NotFiniteError
-from dlion_worker.exchange.events import StateSnapshot
 from dlion_worker.policies.interface import (
     Add,
     Descend,
@@ -28,9 +27,7 @@ from dlion_worker.policies.interface import (
     Refuse,
     Replace,
     Send,
-    SendState,
     SendWeights,
-    TakeOver,
 )
 from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.replica import LocalReplica
@@ -65,18 +62,10 @@ class Instructions:
         Raises: DivergedError where weights or updates that it would send are not finite.
         """
         try:
-            self.carry_out(self._machine.handle(event))
+            for instruction in self._machine.handle(event):
+                self._carry_out(instruction)
         except NotFiniteError as error:
             raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
-
-    def waiting_for(self) -> frozenset[Rank]:
-        """Peers that the policy waits for."""
-        return self._machine.waiting_for()
-
-    def carry_out(self, instructions: Iterable[Instruction]) -> None:
-        """Does these, in order."""
-        for instruction in instructions:
-            self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -95,11 +84,6 @@ class Instructions:
             case SendWeights(peer=peer, iteration=iteration):
                 payload = self._replica.coded_weights()
                 self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
-            case SendState(peer=peer, iteration=iteration, head=head):
-                payload = b"".join((head, self._replica.provide(False).payload))
-                self._send(peer, Message(MessageKind.STATE, iteration, payload=payload))
-            case TakeOver():
-                self._take_over(instruction)
             case Refuse(peer=peer, reason=reason):
                 self._refuse(peer, reason, self._progress.iteration)
 
@@ -120,20 +104,6 @@ class Instructions:
         self._reporter.event(
             EventReason.KNOWLEDGE_TRANSFERRED,
             f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
-            iteration=self._progress.iteration,
-        )
-
-    def _take_over(self, taken: TakeOver) -> None:
-        samples = self._progress.own_samples
-        try:
-            self._replica.take_over(StateSnapshot(taken.iteration, samples, taken.state))
-        except ContractError as error:
-            self._refuse(taken.sender, str(error), self._progress.iteration)
-            return
-        self._reporter.event(
-            EventReason.FOLDED_TOGETHER,
-            f"took over the state of worker {taken.sender}, after holding still: {taken.samples:,} "
-            "samples there that were lacking here",
             iteration=self._progress.iteration,
         )
 

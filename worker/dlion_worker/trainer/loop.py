@@ -23,18 +23,19 @@ from dlion_worker.policies.interface import (
     Event,
     LocalStepDone,
     Machine,
+    MessageArrived,
+    MessageKind,
 )
 from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.hearing import Hearing
 from dlion_worker.trainer.inbox import Inbox, farewell
 from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.quota_watch import QuotaWatch
 from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter, worth_telling
-from dlion_worker.trainer.standstill import Standstill
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
@@ -123,14 +124,6 @@ class TrainingLoop:
             refuse=self._refusals.refuse,
             norms=self._norms,
         )
-        self._standstill = Standstill(parts.job, parts.reporter, progress, self._instructions)
-        self._hearing = Hearing(
-            self._instructions,
-            self._standstill,
-            progress,
-            send=parts.exchange.send,
-            has_barrier=has_barrier,
-        )
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
@@ -153,20 +146,11 @@ class TrainingLoop:
             self._announce(reason)
         return reason
 
-    @property
-    def holds_still(self) -> bool:
-        """Whether too few sites are joined with this worker for it to go on."""
-        return self._standstill.holds
-
     def _iterate(self) -> str:
         parts = self._parts
         parts.exchange.set_iteration(self.progress.iteration)
         self._handle(parts.inbox.start(self.progress.iteration))
         while (reason := self._over()) is None:
-            if not self._standstill.may_step():
-                self._handle(parts.inbox.wait(HOLD_SLICE_S))
-                self._after_step(self.progress)  # a checkpoint may be due
-                continue
             if parts.machine.waiting_for():  # before the first step: what came early may say so
                 self._handle(parts.inbox.wait(HOLD_SLICE_S))
                 continue
@@ -246,8 +230,6 @@ class TrainingLoop:
                 return False
             if self._interrupted():  # others may end too: not an update without them
                 return False
-            if self.holds_still and self._over() is not None:  # and these may hold still for long
-                return False
             self._handle(events)
         return True
 
@@ -275,7 +257,19 @@ class TrainingLoop:
     # ---- carrying out what the policies say ----------------------------------------------------
 
     def _handle(self, events: Iterable[Event]) -> None:
-        self._hearing.handle(events)
+        for event in events:
+            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
+                self._meet(event)
+                continue
+            self._instructions.handle(event)
+
+    def _meet(self, arrival: MessageArrived) -> None:
+        """A latecomer asks: it is counted on from now on, and told how far this one is."""
+        parts, asked = self._parts, arrival.message.iteration
+        if (progress := rendezvous.as_progress(asked)) is not None and self._has_barrier:
+            self._handle([MessageArrived(arrival.sender, progress)])
+        answer = rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
+        parts.exchange.send(arrival.sender, answer)
 
     # ---- directives and reports ----------------------------------------------------------------
 
