@@ -24,7 +24,7 @@ from dlion_operator.runs import Run
 from dlion_operator.settings import Settings
 
 EXPOSED_WITHIN = timedelta(minutes=5)
-"""From the making of a run's Jobs: clouds take minutes for a load balancer."""
+"""From the start of a run's Jobs, also after a break: clouds take minutes for a load balancer."""
 NO_GATEWAY = (
     "exposure Gateway: this site's operator knows of no gateway; name it in the chart's values"
     " (gateway.address, gateway.route)"
@@ -189,7 +189,7 @@ def hindrances(run: Run, seen: Observed, settings: Settings) -> list[str]:
 
 def is_late(run: Run, now: datetime) -> bool:
     """Whether workers should be reachable by now."""
-    return run.made_at is not None and now - run.made_at >= EXPOSED_WITHIN
+    return run.started_at is not None and now - run.started_at >= EXPOSED_WITHIN
 
 
 def _nodes(run: Run) -> dict[str, str]:

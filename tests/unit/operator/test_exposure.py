@@ -29,7 +29,7 @@ from dlion_operator.exposure import Addresses, WorkerAddresses, told_elsewhere
 from dlion_operator.observed import RunView
 from dlion_operator.settings import Gateway, Listener, LoadBalancer, Settings
 from dlion_operator.site_runs import SiteRuns
-from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
+from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 NODE = "192.0.2.7"
@@ -358,6 +358,23 @@ def test_what_keeps_other_sites_from_workers_is_said() -> None:
     assert "out of other sites' reach" in message
     at.expose(at.look())
     assert ready_reason(at.look()) == ("Training", "3 workers train")
+
+
+def test_after_a_break_load_balancers_have_their_time_again() -> None:
+    at = balanced()
+    job = at.jobs["small"]
+    at.run = RunView(open_s=3600.0, ready={A: 2})
+    at.pass_by(301)
+    assert truths(at.look())["Stalled"] == "True"
+    at.document["spec"]["suspend"] = job["spec"]["suspend"] = True
+    at.look()
+    at.document["spec"]["suspend"] = job["spec"]["suspend"] = False
+    job["status"]["startTime"] = stamp(at.now)
+    resumed = at.look()
+    assert ready_reason(resumed)[0] == "NotExposed"
+    assert truths(resumed)["Stalled"] == "False"
+    at.pass_by(301)
+    assert truths(at.look())["Stalled"] == "True"
 
 
 # ---- what goes ---------------------------------------------------------------------------------
