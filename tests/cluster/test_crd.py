@@ -317,8 +317,8 @@ KEPT = {
     "initial must not be above max": "an initial batch at its maximum",
     "warmupFraction must not be above maxFraction": "a warm-up until growth ends",
     "policy dlion-published weights by dlion_ratio": "the published form",
-    "exposure Gateway needs TLS, by whose server names a gateway tells workers": "exposure by a"
-    " gateway",
+    "exposure beyond the pod network needs TLS, else anybody could take part": "exposure by"
+    " a gateway",
     "residual is for policy dlion": "error feedback",
     "selective propagation is for policy dlion": "selective propagation",
     "selective propagation takes residual none or perLink": "selective propagation",

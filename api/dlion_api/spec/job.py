@@ -172,9 +172,9 @@ class Spec:
             reads=("synchronization.backupWorkers", "sites"),
         ),
         Rule(
-            cel="self.network.exposure != 'Gateway' || self.tls.mode != 'Disabled'",
-            message="exposure Gateway needs TLS, by whose server names a gateway tells workers",
-            holds=lambda it: it.network.exposure != "Gateway" or it.tls.mode != "Disabled",
+            cel="self.network.exposure == 'PodNetwork' || self.tls.mode != 'Disabled'",
+            message="exposure beyond the pod network needs TLS, else anybody could take part",
+            holds=lambda it: it.network.exposure == "PodNetwork" or it.tls.mode != "Disabled",
             reads=("network.exposure", "tls.mode"),
         ),
         Rule(
