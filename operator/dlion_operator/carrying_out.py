@@ -6,11 +6,19 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dlion_api.names import GROUP
-from dlion_operator.cluster import Cluster, ConflictError, Document, Kind, RefusedError
+from dlion_operator.attempts import Attempts, ObjectKey, Unmade
+from dlion_operator.cluster import (
+    Cluster,
+    ConflictError,
+    Document,
+    Kind,
+    RefusedError,
+    ServerError,
+)
 from dlion_operator.decisions import Action, Apply, Create, Delete, Notice, Patch
 from dlion_operator.resync import WATCHED
 from dlion_operator.store import ObjectName, Store
@@ -20,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied-hash"
 LOOK_AFTER_S: Final = 600.0
 """How long an object that is not watched is taken to be as it was left."""
+
+MOST_UNANSWERED: Final = 3
+"""Of one look's requests for what exposes workers: each may take half a minute."""
 
 CACHED = frozenset({Kind.JOB, Kind.POD})
 """Watched kinds: what is known of them is what there is."""
@@ -32,31 +43,40 @@ class Children:
         self._cluster = cluster
         self._store = store
         self._monotonic_s = monotonic_s
-        self._settled: dict[tuple[Kind, str], tuple[str, float]] = {}
+        self._settled: dict[ObjectKey, tuple[str, float]] = {}
         """Kind and name → hash of what was applied (empty: it is gone), and when that was seen."""
+        self._attempts = Attempts(monotonic_s)
         self._complained: set[str] = set()
+
+    @property
+    def unmade(self) -> Mapping[str, Unmade]:
+        """What of workers' exposure could not be made, by the name of the worker's Service."""
+        return self._attempts.unmade()
 
     async def carry_out(
         self, actions: Sequence[Action], namespace: str, *, making: bool
     ) -> list[Notice]:
-        """Does what concerns objects, in order; what is worth an event.
+        """Does what concerns objects, in order, and exposes workers; what is worth an event.
 
         New Jobs are checked by a dry run before anything is made.
-        Raises: RefusedError, ConflictError, ServerError.
+        Raises: RefusedError, ConflictError, ServerError, but for what exposes workers.
         """
         if making:
             await self._check([action for action in actions if isinstance(action, Create)])
-        notices = []
+        notices, exposing = [], []
         for action in actions:
+            if isinstance(action, Apply) and action.exposes:
+                exposing.append(action)
+                continue
             try:
                 notice = await self._do(action, namespace, making=making)
             except RefusedError as error:
                 if isinstance(action, Create) and Kind.of(action.document) is Kind.JOB:
                     raise
-                notice = self._complaint(error)
+                notice = self._complaint(error, str(error))
             if notice is not None:
                 notices.append(notice)
-        return notices
+        return [*notices, *await self._expose_all(exposing)] if making else notices
 
     async def _do(self, action: Action, namespace: str, *, making: bool) -> Notice | None:
         match action:
@@ -72,12 +92,55 @@ class Children:
                 pass
         return None
 
-    def _complaint(self, error: RefusedError) -> Notice | None:
-        """What is refused of a run's upkeep ends no run that trains; it is said, once."""
-        message = str(error)
-        if message in self._complained:
+    async def _expose_all(self, actions: Sequence[Apply]) -> list[Notice]:
+        """What leads other sites to workers: one that cannot be made keeps nothing from others.
+
+        Where the API server gives no answer several times, the rest waits for the next look.
+        """
+        notices: list[Notice] = []
+        unanswered = 0
+        for action in actions:
+            error = await self._expose(action)
+            if error is None or isinstance(error, ConflictError):
+                continue
+            code = error.code if isinstance(error, RefusedError) else ""
+            if notice := self._complaint(error, f"{action.document['kind']} {code}"):
+                notices.append(notice)
+            unanswered += isinstance(error, ServerError)
+            if unanswered >= MOST_UNANSWERED:
+                break
+        return notices
+
+    async def _expose(self, action: Apply) -> RefusedError | ConflictError | ServerError | None:
+        """That one, where it is due; what came in its way."""
+        document = action.document
+        key, digest = (Kind.of(document), document["metadata"]["name"]), _digest(document)
+        if self._is_applied(document, digest):
+            self._attempts.succeeded(key)
             return None
-        self._complained.add(message)
+        if not self._attempts.is_due(key, digest):
+            return None
+        is_there: bool | None = None
+        try:
+            live = await self._live(document)
+            is_there = live is not None
+            await self._apply_over(live, document, digest)
+        except (RefusedError, ConflictError, ServerError) as error:
+            if is_there is None:  # it could not be looked at
+                was_there = self._settled.get(key, ("", 0.0))[0] != ""
+                is_there = was_there or not isinstance(error, RefusedError)
+            self._attempts.failed(key, digest, action.exposes, error, is_there=is_there)
+            return error
+        self._attempts.succeeded(key)
+        return None
+
+    def _complaint(self, error: RefusedError | ServerError, about: str) -> Notice | None:
+        """What is refused of a run's upkeep ends no run that trains; of each thing it is said
+        once."""
+        if about in self._complained:
+            return None
+        self._complained.add(about)
+        message = str(error)
         _LOG.warning("%s", message)
         return Notice("Refused", message, "Warning")
 
@@ -90,13 +153,19 @@ class Children:
                 await self._cluster.create(document, dry_run=True)
 
     async def _apply(self, document: Document) -> None:
-        kind, name = Kind.of(document), document["metadata"]["name"]
         digest = _digest(document)
+        if not self._is_applied(document, digest):
+            await self._apply_over(await self._live(document), document, digest)
+
+    def _is_applied(self, document: Document, digest: str) -> bool:
+        """Whether it is as it should be, as far as is known without asking."""
+        kind, name = Kind.of(document), document["metadata"]["name"]
         known, seen_s = self._settled.get((kind, name), ("", 0.0))
         is_recent = self._monotonic_s() - seen_s < LOOK_AFTER_S
-        if known == digest and is_recent and not self._is_known_gone(kind, document):
-            return
-        live = await self._live(document)
+        return known == digest and is_recent and not self._is_known_gone(kind, document)
+
+    async def _apply_over(self, live: Document | None, document: Document, digest: str) -> None:
+        kind, name = Kind.of(document), document["metadata"]["name"]
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}

@@ -215,8 +215,8 @@ def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     for group in run.groups:
         if group.name not in run.jobs:
             yield Create(children.worker_job(run.job, group, settings, owner))
-    for document in exposing_objects(run, seen, settings):
-        yield Apply(document)
+    for service, document in exposing_objects(run, seen, settings):
+        yield Apply(document, exposes=service)
 
 
 def _changes(run: Run) -> Iterator[Action]:

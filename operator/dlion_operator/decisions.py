@@ -17,6 +17,9 @@ class Apply:
     """Have this object as it stands here (server-side apply)."""
 
     document: Document
+    exposes: str = ""
+    """Name of the worker's Service that it is or belongs to: it comes after everything else, which
+    goes on without it (`Observed.unmade`)."""
 
 
 @dataclass(frozen=True)

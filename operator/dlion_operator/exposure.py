@@ -18,6 +18,7 @@ from dlion_api.membership import Member, MemberState
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator import children
+from dlion_operator.attempts import Unmade
 from dlion_operator.children.pods import owner_of
 from dlion_operator.observed import Document, Observed, PodView
 from dlion_operator.runs import Run
@@ -88,11 +89,12 @@ def is_exposed(job: Job) -> bool:
 
 
 def worker_services(seen: Observed) -> dict[str, WorkerService]:
-    """The Services of workers that there are, of any run, by name."""
+    """The Services of workers that there are and that stay, of any run, by name."""
     views = [
         WorkerService(document)
         for document in seen.services
         if document["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
+        and not document["metadata"].get("deletionTimestamp")
     ]
     return {view.name: view for view in views}
 
@@ -107,18 +109,23 @@ def own_workers(run: Run) -> list[WorkerIdentity]:
     return [worker for worker in run.workers if worker.site == run.site]
 
 
-def exposing_objects(run: Run, seen: Observed, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Services of workers that there should be, and what tells a gateway of those there are."""
+def exposing_objects(
+    run: Run, seen: Observed, settings: Settings
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Services of workers that there should be, and what tells a gateway of those there are, each
+    with that Service's name."""
     if not is_exposed(run.job):
         return
     there, owner = worker_services(seen), owner_of(seen.document)
     by_gateway = run.job.spec.network.exposure == "Gateway"
     for worker in own_workers(run):
-        service = there.get(service_name(run, worker))
+        name = service_name(run, worker)
+        service = there.get(name)
         ports = service.node_ports if service else {}
-        yield children.worker_service(run.job, worker, ports, settings, owner)
+        yield name, children.worker_service(run.job, worker, ports, settings, owner)
         if service and by_gateway and settings.gateway:
-            yield from children.worker_routes(run.job, worker, settings.gateway, service.document)
+            routes = children.worker_routes(run.job, worker, settings.gateway, service.document)
+            yield from ((name, route) for route in routes)
 
 
 def addresses(run: Run, seen: Observed, settings: Settings) -> Addresses | None:
@@ -128,10 +135,10 @@ def addresses(run: Run, seen: Observed, settings: Settings) -> Addresses | None:
     services, nodes = worker_services(seen), _nodes(run)
     found = {}
     for worker in own_workers(run):
-        service = services.get(service_name(run, worker))
-        node = nodes.get(_short_name(worker), "")
+        name, node = service_name(run, worker), nodes.get(_short_name(worker), "")
+        service, unmade = services.get(name), seen.unmade.get(name)
         known = _addresses_of(service, run.job, node, settings) if service else None
-        if known is not None:
+        if known is not None and (unmade is None or unmade.is_there):
             found[worker] = known
     return found
 
@@ -175,16 +182,27 @@ def hindrances(run: Run, seen: Observed, settings: Settings) -> list[str]:
     words = []
     for worker in own_workers(run):
         name = service_name(run, worker)
-        service, unreached = services.get(name), f"{_short_name(worker)}: out of other sites' reach"
-        if service is None:
-            say = f"`kubectl describe dlj {run.job.key.name}` says why"
-            words.append(f"{unreached}: Service {name} is not there; {say}")
-        elif is_balanced and not service.load_balancer:
-            words.append(
-                f"{unreached}: Service {name} has no load balancer's address yet; where this"
-                " cluster has no load balancer, take exposure NodePort"
-            )
+        why = _hindrance(name, services.get(name), seen.unmade.get(name), is_balanced=is_balanced)
+        if why:
+            words.append(f"{_short_name(worker)}: out of other sites' reach: {why}")
     return words
+
+
+def _hindrance(
+    name: str, service: WorkerService | None, unmade: Unmade | None, *, is_balanced: bool
+) -> str:
+    """Why the worker that this Service leads to cannot be reached; empty: nothing is in the way."""
+    has_all = service is not None and not (is_balanced and not service.load_balancer)
+    if unmade is not None and not (has_all and unmade.is_there):
+        return f"{unmade.message}; tried again"
+    if service is None:
+        return f"Service {name} is not there yet"
+    if not has_all:
+        return (
+            f"Service {name} has no load balancer's address yet; where this cluster has no load"
+            " balancer, take exposure NodePort"
+        )
+    return ""
 
 
 def is_late(run: Run, now: datetime) -> bool:

@@ -16,6 +16,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
+from dlion_operator.attempts import Unmade
 
 Document = Mapping[str, Any]
 
@@ -116,6 +117,8 @@ class Observed:
     """What other sites say of the run, where it is not served here."""
     refused: Refusal | None = None
     """Of a child of this run, where the API server will not have it."""
+    unmade: Mapping[str, Unmade] = field(default_factory=dict)
+    """By the name of a worker's Service, what of it or of its routes could not be made."""
     hindrance: str = ""
     """What has kept the operator for a while from doing what this job needs; empty: nothing."""
 

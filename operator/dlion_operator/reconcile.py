@@ -18,6 +18,7 @@ from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
+from dlion_operator.attempts import FORBIDDEN_AGAIN_S
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
     Cluster,
@@ -46,7 +47,6 @@ from dlion_operator.store import ObjectName, Store
 _LOG = logging.getLogger(__name__)
 
 TELEMETRY_EVERY_S = 10.0
-FORBIDDEN_AGAIN_S = 60.0
 FAILING_AFTER_S = 60.0
 """Errors for so long are no passing matter: the job's status says so."""
 
@@ -149,6 +149,7 @@ class Reconciler:
             return None
         memory = self._memory(name, document)
         decision = decide(self._observed(document, memory), self._settings)
+        unmade = memory.children.unmade
         try:
             await self._carry_out(decision, document, memory)
         except RefusedError as error:
@@ -159,7 +160,7 @@ class Reconciler:
             await self._tell_hindrance(error, document, memory)
             raise
         memory.failing_since_s = None
-        if memory.hindrance:
+        if memory.hindrance or memory.children.unmade != unmade:
             memory.hindrance = ""
             decision = decide(self._observed(document, memory), self._settings)
         again_s = await self._tell(decision, document, memory)
@@ -223,6 +224,7 @@ class Reconciler:
             run=run,
             elsewhere=NOTHING_KNOWN if run else self._runs.elsewhere(key, _sites(document)),
             refused=memory.refused,
+            unmade=memory.children.unmade,
             hindrance=memory.hindrance,
         )
 

@@ -2,8 +2,10 @@
 
 Proves: what is there already is not sent again, also after a restart; a change is; what is refused
 ends in the status; a Job is tried by a dry run before anything is made; somebody else's object of
-the same name is left alone; telemetry is written seldom and a condition at once. The server here
-keeps objects and counts requests; that a real one takes them is shown in tests/cluster.
+the same name is left alone; what exposes workers keeps nothing from the rest, is told of where it
+cannot be made, and is asked for again seldom; telemetry is written seldom and a condition at once.
+The server here keeps objects and counts requests; that a real one takes them is shown in
+tests/cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +36,7 @@ from dlion_operator.exposure import Addresses
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.reconcile import Reconciler
+from dlion_operator.settings import Gateway, Listener, Settings
 from dlion_operator.store import ObjectName, Store
 from operator_world import SETTINGS, dlion_job
 
@@ -118,6 +122,7 @@ class NoWorkers:
         self.others = RunView(open_s=0.0)
         self.asked: list[SiteName] = []
         self.open_runs: list[JobKey] = []
+        self.addresses: Addresses | None = None
         self.told: tuple[Notice, ...] = ()
 
     def open(
@@ -130,7 +135,7 @@ class NoWorkers:
         failed: frozenset[Rank] = frozenset(),
         addresses: Addresses | None = None,
     ) -> None:
-        self.open_runs = [job.key]
+        self.open_runs, self.addresses = [job.key], addresses
 
     def stop(self, run: JobKey, reason: str) -> None: ...
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
@@ -157,7 +162,10 @@ class Site:
     """A reconciler between an API server and a coordinator."""
 
     def __init__(
-        self, document: Document | None = None, cluster: KeptObjects | None = None
+        self,
+        document: Document | None = None,
+        cluster: KeptObjects | None = None,
+        settings: Settings = SETTINGS,
     ) -> None:
         self.cluster = cluster or KeptObjects()
         self.store = Store()
@@ -173,7 +181,7 @@ class Site:
             cluster=self.cluster,
             store=self.store,
             runs=self.runs,
-            settings=SETTINGS,
+            settings=settings,
             notices=Notices(self.cluster),
             now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
             monotonic_s=lambda: self.time_s,
@@ -478,3 +486,135 @@ def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
     site = Site(document)
     site.look()
     assert site.status()["state"] == "Failed"
+
+
+# ---- what leads other sites to workers -----------------------------------------------------------
+
+GATE = Gateway(address="plant-a.example:443", parent=Listener(name="edge", namespace="gateways"))
+
+
+def exposed(exposure: str, workers: int = 3) -> Site:
+    """Of so many workers here, which have joined, and one at another site."""
+    sites = [
+        {"name": name, "groups": [{"name": "small", "workers": count}]}
+        for name, count in (("plant-a", workers), ("plant-b", 1))
+    ]
+    document = dlion_job(sites=sites, network={"exposure": exposure})
+    site = Site(document, settings=replace(SETTINGS, gateway=GATE))
+    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): workers})
+    return site
+
+
+def ready(site: Site) -> tuple[str, str]:
+    (found,) = [c for c in site.status()["conditions"] if c["type"] == "Ready"]
+    return found["reason"], found["message"]
+
+
+def of_workers(site: Site) -> list[str]:
+    """Indexes of the workers whose Services are there."""
+    services = [name for kind, name in site.cluster.objects if kind is Kind.SERVICE]
+    return sorted(name.rpartition("-")[2] for name in services if "-small-" in name)
+
+
+def is_of_worker(document: Document, index: int) -> bool:
+    name = str(document.get("metadata", {}).get("name"))
+    of_group = document.get("kind") == "Service" and "-small-" in name
+    return of_group and name.endswith(f"-{index}")
+
+
+def test_a_service_that_cannot_be_made_keeps_nothing_from_the_rest() -> None:
+    site = exposed("NodePort")
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "apply" and is_of_worker(document, 0):
+            raise ServerError("500 failed to allocate a nodePort: range is full")
+
+    site.cluster.refuse = refuse
+    site.look()
+    assert of_workers(site) == ["1", "2"]
+    reason, message = ready(site)
+    assert reason == "NotExposed"
+    assert "small-0: out of other sites' reach: 500 failed to allocate a nodePort" in message
+    assert "small-1" not in message
+    fewer = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
+    fewer["spec"]["sites"][0]["groups"][0]["workers"] = 2
+    site.change(fewer)
+    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2})
+    site.look()
+    assert ("patch", "JOB") in site.cluster.writes()
+    assert ("apply", "Service") not in site.cluster.requests
+    site.time_s, site.cluster.refuse = 60.0, lambda _verb, _document: None
+    site.look()
+    assert ("apply", "Service") in site.cluster.requests
+    assert ready(site)[0] == "WaitingForPeers"
+
+
+def test_a_service_of_an_earlier_job_that_goes_slowly_is_waited_for_alone() -> None:
+    site = exposed("NodePort")
+    site.look()
+    key, earlier = next(
+        (key, each) for key, each in site.cluster.objects.items() if is_of_worker(each, 1)
+    )
+    earlier["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    earlier["metadata"]["ownerReferences"][0]["uid"] = "u-0"
+    site = exposed("NodePort")
+    site.cluster.objects[key] = earlier
+    site.look()
+    assert of_workers(site) == ["0", "1", "2"]
+    reason, message = ready(site)
+    assert reason == "NotExposed"
+    assert "small-1: out of other sites' reach: Service" in message
+    assert "is being deleted" in message
+    del site.cluster.objects[key]
+    site.time_s = 10.0
+    site.look()
+    assert of_workers(site) == ["0", "1", "2"]
+    assert ready(site)[0] == "WaitingForPeers"
+
+
+def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
+    site = exposed("Gateway")
+
+    def refuse(_verb: str, document: Document) -> None:
+        if document.get("kind") == "TLSRoute":
+            raise RefusedError(f"404 {document['metadata']['name']}: no such kind", 404)
+
+    site.cluster.refuse = refuse
+    site.look()  # the routes need the Services
+    site.time_s = 10.0
+    site.look()
+    assert site.cluster.requests.count(("apply", "TLSRoute")) == 6
+    reason, message = ready(site)
+    assert reason == "NotExposed"
+    assert "no such kind; tried again" in message
+    for site.time_s in (11.0, 40.0, 69.0):
+        site.look()
+        assert ("apply", "TLSRoute") not in site.cluster.requests
+    assert site.runs.addresses == {}, "nobody is told of what leads nowhere"
+    site.time_s = 70.0
+    site.look()
+    assert site.cluster.requests.count(("apply", "TLSRoute")) == 6
+    events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
+    assert [each["reason"] for each in events].count("Refused") == 1
+    site.time_s, site.cluster.refuse = 130.0, lambda _verb, _document: None
+    site.look()
+    site.look()
+    assert ready(site)[0] == "WaitingForPeers"
+    assert len(site.runs.addresses or {}) == 3
+
+
+def test_a_route_that_was_there_and_cannot_be_looked_at_is_told_on() -> None:
+    site = exposed("Gateway")
+    site.look()
+    site.look()
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "get" and document.get("kind") == "TLS_ROUTE":
+            raise ServerError("503")
+
+    site.cluster.refuse, site.time_s = refuse, 601.0
+    site.look()
+    assert site.cluster.requests.count(("get", "TLS_ROUTE")) == 3, "the rest waits"
+    site.look()
+    assert ready(site)[0] == "WaitingForPeers"
+    assert len(site.runs.addresses or {}) == 3
