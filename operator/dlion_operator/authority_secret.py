@@ -26,6 +26,8 @@ from dlion_operator.cluster import Cluster, ConflictError, Document, Kind
 CERTIFICATE_KEY: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 CHECK_EVERY_S: Final = 3600.0
+SHOWN_AGAIN_S: Final = 60.0
+"""Until the certificates are shown."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,16 +85,24 @@ async def renewed_if_due(
 
 async def show_bundle(
     cluster: Cluster, settings: site_settings.Settings, namespace: str, authority: Authority
-) -> None:
-    """Writes the authority's certificates where `dlion trust show` reads them. Where that is
-    refused, the log says so: nothing else waits for it."""
+) -> bool:
+    """Writes the authority's certificates where `dlion trust show` reads them; whether they are
+    there. Where that is refused, or another's ConfigMap has the name, the log says so: nothing else
+    waits for it."""
     shown = _shown(authority, namespace, settings.authority.secret_name)
     try:
         there = await cluster.get(Kind.CONFIG_MAP, namespace, settings.authority.secret_name)
+        if there is not None and not _is_ours(there):
+            name = f"{namespace}/{settings.authority.secret_name}"
+            raise ContractError(
+                f"ConfigMap {name} is there already and is not the operator's: delete or rename it"
+            )
         if there is None or there.get("data") != shown["data"]:
             await cluster.apply(shown)
     except DLionError as error:
         _LOG.warning("the site's certificates are not shown to other sites yet: %s", error)
+        return False
+    return True
 
 
 async def keep_renewing(
@@ -104,8 +114,9 @@ async def keep_renewing(
 ) -> None:
     """For ever: `replace` is called with each successor of that authority, whose certificates are
     shown."""
+    wait_s = SHOWN_AGAIN_S  # they may not be yet
     while True:
-        await asyncio.sleep(CHECK_EVERY_S)
+        await asyncio.sleep(wait_s)
         try:
             successor = await renewed_if_due(cluster, settings, namespace, authority)
         except DLionError as error:
@@ -114,7 +125,8 @@ async def keep_renewing(
         if successor is not authority:
             authority = successor
             replace(successor)
-        await show_bundle(cluster, settings, namespace, authority)
+        is_shown = await show_bundle(cluster, settings, namespace, authority)
+        wait_s = CHECK_EVERY_S if is_shown else SHOWN_AGAIN_S
 
 
 def _data(kept: KeptAuthority) -> Document:
@@ -144,6 +156,10 @@ def _shown(authority: Authority, namespace: str, name: str) -> Document:
 def _metadata(namespace: str, name: str) -> Document:
     labels = {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER}
     return {"name": name, "namespace": namespace, "labels": labels}
+
+
+def _is_ours(document: Document) -> bool:
+    return (document["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER
 
 
 def _kept(secret: Document) -> KeptAuthority:

@@ -1,7 +1,8 @@
 """Facts: a site's authority is made once and known again; whoever comes second takes the first
 one's; what will not do is named with its Secret; a certificate that nears its end is renewed and
 kept, and the one before it is believed on; its certificates are shown without the key, written only
-where they are others. The API server here keeps one Secret and one ConfigMap in memory.
+where they are others, and again soon where that failed; a ConfigMap that is not the operator's is
+left alone. The API server here keeps one Secret and one ConfigMap in memory.
 
 Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
 """
@@ -18,8 +19,14 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
+from dlion_operator import authority_secret
 from dlion_operator.authority import Authority
-from dlion_operator.authority_secret import kept_authority, renewed_if_due, show_bundle
+from dlion_operator.authority_secret import (
+    keep_renewing,
+    kept_authority,
+    renewed_if_due,
+    show_bundle,
+)
 from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
 from operator_world import SETTINGS
 
@@ -112,8 +119,8 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
     assert cluster.writes == 2
 
 
-def show(cluster: OneSecret, authority: Authority) -> None:
-    asyncio.run(show_bundle(cluster, SETTINGS, "dlion", authority))  # type: ignore[arg-type]
+def show(cluster: OneSecret, authority: Authority) -> bool:
+    return asyncio.run(show_bundle(cluster, SETTINGS, "dlion", authority))  # type: ignore[arg-type]
 
 
 def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
@@ -134,5 +141,37 @@ def test_nothing_waits_for_certificates_that_may_not_be_shown(
 ) -> None:
     cluster = OneSecret()
     cluster.refuses = True
-    show(cluster, Authority(SiteName("plant-a")))
+    assert not show(cluster, Authority(SiteName("plant-a")))
     assert "are not shown to other sites yet: no right" in caplog.text
+
+
+def test_a_config_map_of_somebody_else_is_left_alone_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = OneSecret()
+    theirs: Document = {"metadata": {"labels": {"app": "other"}}, "data": {"ca.crt": "theirs"}}
+    cluster.shown = copy.deepcopy(theirs)
+    assert not show(cluster, Authority(SiteName("plant-a")))
+    assert cluster.shown == theirs
+    assert f"ConfigMap dlion/{SETTINGS.authority.secret_name} is there already" in caplog.text
+
+
+def test_certificates_that_could_not_be_shown_are_shown_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, authority = OneSecret(), Authority(SiteName("plant-a"))
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        cluster.refuses = len(waits) == 1
+        if len(waits) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(authority_secret.asyncio, "sleep", wait)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(
+            keep_renewing(cluster, SETTINGS, "dlion", authority, lambda _: None)  # type: ignore[arg-type]
+        )
+    assert cluster.shown is not None
+    assert waits == [60.0, 60.0, 3600.0]
