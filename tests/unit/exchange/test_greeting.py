@@ -1,5 +1,5 @@
 """Facts: a hello tells where its sender takes streams; to a peer of another site that dials another
-address it tells none, and such a hello moves nobody.
+address it tells none, and what such a peer tells (an earlier release does) moves nobody.
 
 Left out: links that really stand (tests/local/test_links.py).
 """
@@ -14,7 +14,7 @@ from dlion_worker.exchange.links import Link, Self, Surroundings
 from dlion_worker.exchange.window import QueueRule
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
-HERE, FAR = "10.0.0.1:7440", "192.0.2.7:30000"
+HERE, NEW, FAR = "10.0.0.1:7440", "10.0.0.9:7440", "192.0.2.7:30000"
 
 
 class Dialled:
@@ -49,8 +49,20 @@ def test_a_hello_tells_an_address_that_the_peer_can_dial(
     assert Frame.FromString(data).hello.address == told
 
 
-def test_a_hello_without_an_address_moves_nobody() -> None:
-    there = link(PLANT_B, is_exposed=True)
+@pytest.mark.parametrize(
+    ("site", "is_exposed", "address", "target"),
+    [
+        (PLANT_A, False, NEW, NEW),
+        (PLANT_B, False, NEW, NEW),
+        (PLANT_A, True, NEW, NEW),
+        (PLANT_B, True, NEW, FAR),
+        (PLANT_B, True, "", FAR),
+    ],
+)
+def test_a_hello_moves_a_peer_that_is_dialled_as_it_tells(
+    site: SiteName, is_exposed: bool, address: str, target: str
+) -> None:
+    there = link(site, is_exposed=is_exposed)
     there.known_as(1, FAR)
-    there.admit(Hello(incarnation=1, address=""), Dialled())
-    assert there.target == FAR
+    there.admit(Hello(incarnation=1, address=address), Dialled())
+    assert there.target == target

@@ -161,7 +161,8 @@ class Link:
         older, self.incoming = self.incoming, stream
         if older is not None:
             older.end("replaced by a newer stream")
-        self.moved_to(hello.address[:MAX_ADDRESS_LENGTH])
+        if self._is_dialled_as_told:
+            self.moved_to(hello.address[:MAX_ADDRESS_LENGTH])
         self.apply(self.handshake.greeted(hello.incarnation, hello.iteration, new_stream=True))
 
     def greeted_again(self, hello: Hello, *, heard: bool) -> None:
@@ -281,7 +282,7 @@ class Link:
 
     @property
     def _is_dialled_as_told(self) -> bool:
-        """Whether the peer reaches us at our own address; else the membership tells it another."""
+        """Whether peer and we dial what the other tells; else the membership has addresses."""
         return not self._shared.is_exposed or self.peer.site == self._shared.me.identity.site
 
 
