@@ -105,8 +105,11 @@ def service_name(run: Run, worker: WorkerIdentity) -> str:
 
 
 def own_workers(run: Run) -> list[WorkerIdentity]:
-    """Those of this site that there should be now."""
-    return [worker for worker in run.workers if worker.site == run.site]
+    """Those of this site that there should be now; none of a group that waits in a queue, as ports
+    and load balancers are dear."""
+    waiting = {group.name for group in run.groups if run.waits_in_queue(group.name)}
+    here = (worker for worker in run.workers if worker.site == run.site)
+    return [worker for worker in here if worker.group not in waiting]
 
 
 def exposing_objects(

@@ -112,6 +112,15 @@ class Run:
         wanted = self.wanted.get(group.name, group.workers)
         return wanted if self.job.may_grow else min(wanted, group.workers)
 
+    def waits_in_queue(self, group: str) -> bool:
+        """Whether somebody else says when that group starts, and nothing of it runs yet."""
+        view = self.jobs.get(group)
+        if view is None:
+            return names.QUEUE_LABEL in self.job.metadata.labels
+        here = (pod for pod in self.pods if pod.labels.get(names.GROUP_LABEL) == group)
+        is_over = all(pod.phase in ("Succeeded", "Failed") for pod in here)
+        return view.queued and view.suspended and is_over
+
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
         """The workers of all sites that there should be now; who stays keeps its rank."""

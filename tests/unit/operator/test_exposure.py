@@ -1,9 +1,9 @@
 """Facts: an exposed worker gets a Service of its own that selects its pod alone, and only where
-there are other sites; other sites are told the ports that the API server chose, at the node of the
-newest pod, at the load balancer that then gets these ports, or at the site's advertised address; or
-its gateway, which learns a name for each port; while this site's workers keep knowing their pods;
-who cannot be reached yet is not told of, and the status says why; Services go when nobody runs that
-they lead to.
+there are other sites, while it waits in no queue; other sites are told the ports that the API
+server chose, at the node of the newest pod, at the load balancer that then gets these ports, or at
+the site's advertised address; or its gateway, which learns a name for each port; while this site's
+workers keep knowing their pods; who cannot be reached yet is not told of, and the status says why;
+Services go when nobody runs that they lead to.
 
 Left out: that an API server takes these objects, and a node or a gateway serves them
 (tests/cluster, tests/local/test_gateway.py).
@@ -102,6 +102,28 @@ def test_a_worker_gets_a_service_that_selects_its_pod_alone() -> None:
         assert len(service["metadata"]["name"]) <= 63
         (owner,) = service["metadata"]["ownerReferences"]
         assert owner["uid"] == "u-1"
+
+
+def test_who_waits_in_a_queue_holds_no_ports() -> None:
+    at = world()
+    at.document["metadata"]["labels"] = {names.QUEUE_LABEL: "edge"}
+    assert services(at.look()) == []
+    at.make_jobs()
+    pods, at.pods = at.pods, {}
+    assert services(at.look()) == []
+    spec = at.jobs["small"]["spec"]
+    spec["suspend"] = False
+    admitted = at.look()
+    assert len(services(admitted)) == 2
+    at.expose(admitted)
+    at.pods = pods
+    spec["suspend"] = True
+    assert deleted(at.look()) == [], "its pods still run"
+    for pod in pods.values():
+        pod["status"] = {"phase": "Failed"}
+    preempted = at.look()
+    assert deleted(preempted) == [each["metadata"]["name"] for each in at.services]
+    assert services(preempted) == []
 
 
 def test_names_fit_whatever_the_manifest_allows() -> None:
