@@ -7,7 +7,7 @@ been judged by the handshake itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
@@ -25,6 +25,8 @@ _ROUNDING: Final = timedelta(seconds=2)
 """Certificates know whole seconds."""
 _RENEWED_WITHIN: Final = timedelta(minutes=1)
 """From the moment that a renewal is due; operators look every few seconds."""
+_LAST_BEGIN: Final = datetime.max.replace(tzinfo=UTC) - BACKDATED
+"""Of a certificate that begins later no time can be told at which it was made."""
 _MOST_WORDS: Final = 120
 _SHOW: Final = (
     "Run `dlion trust show` at {site}, compare the fingerprint by another way, put it into the "
@@ -53,12 +55,17 @@ class Presented:
 
 
 def read_presented(der: bytes) -> Presented:
-    """What stands in that certificate. Raises: ContractError where it cannot be read."""
+    """What stands in that certificate.
+
+    Raises: ContractError where it cannot be read, or begins when time ends.
+    """
     try:
         certificate = x509.load_der_x509_certificate(der)
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     except Exception as error:  # what cryptography raises for odd certificates has no common class
         raise ContractError(f"a certificate that cannot be read: {error}") from error
+    if begins > _LAST_BEGIN:
+        raise ContractError(f"a certificate that is valid from {begins:%Y-%m-%d} UTC only")
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = extension.value.get_values_for_type(x509.DNSName)

@@ -6,11 +6,13 @@ and sends nothing behind the handshake. What answers may be anything: every wait
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import ssl
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +20,7 @@ from dlion_api.addresses import joined
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_cli.checks import Check, Outcome
+from dlion_cli.failures import message_of
 from dlion_cli.presented import (
     Presented,
     clock,
@@ -54,27 +57,34 @@ class _Deadline:
         return max(0.05, self._end_s - time.monotonic())
 
 
+@dataclass(frozen=True)
+class _Connection:
+    """One that was taken; nothing more is known of it, it may have been reset since."""
+
+    socket: socket.socket
+    where: str
+    """The address that took it."""
+    took_s: float
+
+
 def dial_all(sites: Sequence[TrustedSite], within_s: float) -> list[Check]:
     """The checks of all sites, in their order; all are dialled at the same time.
 
-    Each site has `within_s` seconds. Raises: KeyboardInterrupt at once, whatever hangs.
+    Each site has `within_s` seconds; one at which something unforeseen happens fails alone.
+    Raises: KeyboardInterrupt at once, whatever hangs.
     """
-    answers: queue.SimpleQueue[tuple[str, list[Check] | BaseException]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, list[Check]]] = queue.SimpleQueue()
 
     def one(site: TrustedSite) -> None:
         try:
-            answers.put((site.name, dialled(site, within_s)))
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asks
-            answers.put((site.name, error))
+            checks = dialled(site, within_s)
+        except Exception as error:  # noqa: BLE001 - what a site answers may be anything
+            checks = [Check(site.name, "tls", Outcome.FAIL, message_of(error))]
+        answers.put((site.name, checks))
 
     for site in sites:
         threading.Thread(target=one, args=(site,), daemon=True, name=f"site {site.name}").start()
-    found: dict[str, list[Check]] = {}
-    for _ in sites:
-        name, answer = answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        found[name] = answer
+    found = dict(answers.get() for _ in sites)
     return [check for site in sites for check in found[site.name]]
 
 
@@ -97,11 +107,10 @@ def dialled(site: TrustedSite, within_s: float) -> list[Check]:
     if isinstance(connected, str):
         advice = f"Correct the address of {site.name} in the list, or {_OPEN}"
         return [*checks, Check(site.name, "port", Outcome.FAIL, connected, advice)]
-    connection, took_s = connected
-    where = joined(*connection.getpeername()[:2])
-    seen = f"connected to {where} in {took_s * 1e3:.1f} ms from this machine"
+    took_s = connected.took_s
+    seen = f"connected to {connected.where} in {took_s * 1e3:.1f} ms from this machine"
     checks.append(Check(site.name, "port", Outcome.OK, seen, figures={"connect_s": took_s}))
-    return checks + _tls(site, connection, addresses, deadline)
+    return checks + _tls(site, connected.socket, addresses, deadline)
 
 
 def _resolved(host: str, port: int, deadline: _Deadline) -> Addresses:
@@ -127,20 +136,21 @@ def _resolved(host: str, port: int, deadline: _Deadline) -> Addresses:
     return answer[:MOST_ADDRESSES]
 
 
-def _connect(addresses: Addresses, deadline: _Deadline) -> tuple[socket.socket, float] | str:
-    """A connection to the first that takes one, and what that took; else why none does."""
+def _connect(addresses: Addresses, deadline: _Deadline) -> _Connection | str:
+    """A connection to the first that takes one; else why none does."""
     failures: list[str] = []
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
         connection = socket.socket(family, kind, protocol)
         connection.settimeout(deadline.left_s / (len(addresses) - index))
+        where = joined(*address[:2])
         began_s = time.monotonic()
         try:
             connection.connect(address)
         except OSError as error:
             connection.close()
-            failures.append(f"{joined(*address[:2])}: {_words(error)}")
+            failures.append(f"{where}: {_words(error)}")
         else:
-            return connection, time.monotonic() - began_s
+            return _Connection(connection, where, time.monotonic() - began_s)
     return "; ".join(failures)
 
 
@@ -160,7 +170,7 @@ def _tls(
     try:
         if isinstance(again, str):
             raise ConnectionError(again)
-        presented = _handshake(site, again[0], deadline, trusting=False)
+        presented = _handshake(site, again.socket, deadline, trusting=False)
     except (OSError, ContractError):
         seen = f"a certificate that its bundle does not vouch for ({why})"
         return [Check(site.name, "tls", Outcome.FAIL, seen, _NOT_OURS)]
@@ -186,21 +196,28 @@ def _handshake(
         context.verify_mode = ssl.CERT_NONE
     name = OperatorIdentity(SiteName(site.name)).dns_name
     connection.settimeout(deadline.left_s)  # of the handshake as a whole
-    with connection, context.wrap_socket(connection, server_hostname=name) as secured:
-        return read_presented(secured.getpeercert(binary_form=True) or b"")
+    with connection:
+        connection.getpeername()  # of one that was reset `wrap_socket` would leave half open
+        with context.wrap_socket(connection, server_hostname=name) as secured:
+            return read_presented(secured.getpeercert(binary_form=True) or b"")
 
 
 def _no_tls(site: TrustedSite, error: Exception) -> Check:
     """Of a port that comes to no handshake."""
     if isinstance(error, TimeoutError):
         seen = "it takes the connection and says nothing in time"
-    elif isinstance(error, ssl.SSLEOFError | ConnectionError):
+    elif isinstance(error, ssl.SSLEOFError | ConnectionError) or _is_unconnected(error):
         seen = "it closes the connection in the handshake"
     elif isinstance(error, ssl.SSLError):
         seen = f"what answers there does not speak TLS 1.3 ({_reason(error)})"
     else:
         seen = str(error)
     return Check(site.name, "tls", Outcome.FAIL, seen, _NOT_OURS)
+
+
+def _is_unconnected(error: Exception) -> bool:
+    """Whether the connection was reset before the handshake began."""
+    return isinstance(error, OSError) and error.errno == errno.ENOTCONN
 
 
 def _reason(error: ssl.SSLError) -> str:

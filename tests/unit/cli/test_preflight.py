@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
@@ -158,6 +163,31 @@ def test_a_port_that_is_no_operators(talk: Callable[[socket.socket], object], wo
     assert "clock" not in found
 
 
+def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is taken and before anything else is done with it."""
+    taken = threading.Event()
+
+    def resets(connection: socket.socket) -> None:
+        assert taken.wait(LATER_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    class ResetBeforeUse(socket.socket):
+        def connect(self, address: Any) -> None:
+            super().connect(address)
+            taken.set()
+            poll = select.poll()
+            poll.register(self, 0)  # errors and a hang-up are told in any case
+            assert poll.poll(LATER_S * 1e3)
+
+    with listening(resets) as port:
+        monkeypatch.setattr(socket, "socket", ResetBeforeUse)
+        found = by_name(dialled(site(port), LATER_S))
+    assert found["port"].outcome is Outcome.OK
+    assert f"connected to 127.0.0.1:{port} in" in found["port"].seen
+    assert found["tls"].outcome is Outcome.FAIL
+    assert found["tls"].seen == "it closes the connection in the handshake"
+
+
 def test_an_old_tls(tmp_path: Path) -> None:
     old = presents(tmp_path, OURS.operator_identity(), maximum_version=ssl.TLSVersion.TLSv1_2)
     with listening(old) as port:
@@ -210,6 +240,26 @@ def test_what_a_certificate_is_judged_to_be(
     assert seen in tls.seen
     assert advice in tls.advice
     assert bool(tls.advice) == (outcome is not Outcome.OK)
+
+
+def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
+    """Of a stranger, with the right name: the clock that it tells of cannot be counted."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    end = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("operator.plant-a.dlion")])
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), end, end
+    )
+    signed = made.add_extension(names, critical=True).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    key_pem = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem)))
+    assert found["tls"].outcome is Outcome.FAIL
+    assert "that its bundle does not vouch for" in found["tls"].seen
+    assert "clock" not in found
 
 
 def test_a_renewed_authority_is_believed_by_the_bundle_from_before(tmp_path: Path) -> None:
@@ -373,6 +423,17 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
             _, said = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert said.strip() == "dlion: interrupted"
+
+
+def test_what_nobody_has_foreseen_at_one_site_hides_no_other(tmp_path: Path) -> None:
+    odd = TrustedSite("plant-b", "plant-b.example:http", read_bundle(OTHERS.bundle_pem))
+    with listening(presents(tmp_path, OURS.operator_identity())) as port:
+        checks = dial_all([odd, site(port)], LATER_S)
+    assert [(check.site, check.name) for check in checks if check.outcome is Outcome.FAIL] == [
+        ("plant-b", "tls")
+    ]
+    assert "ValueError: invalid literal" in checks[0].seen
+    assert [check.name for check in checks[1:]] == ["dns", "port", "tls", "clock"]
 
 
 def test_sites_are_dialled_at_the_same_time() -> None:
