@@ -2,7 +2,8 @@
 
 The only module of the command line that imports the Kubernetes client, which it does when it
 connects: it finds the server and proves who the user is (certificates, tokens, exec plugins,
-proxies, in-cluster). Answers are plain documents. What a job is, `cluster_jobs` knows.
+proxies, in-cluster). Answers are plain documents, whose quantities it reads. What a job is,
+`cluster_jobs` knows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import time
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
+from dlion_api.document.scalars import LONGEST_QUANTITY, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster_refusals import refusal, unreachable
 from dlion_cli.kubeconfig import chosen_context, pod_namespace
@@ -30,6 +34,8 @@ _JSON: Final = "application/json"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 """Channels of a command's WebSocket (v4.channel.k8s.io and v5)."""
 _MOST_WORDS_BYTES: Final = 16 * 1024
+_LARGEST_QUANTITY: Final = Decimal(2**63 - 1)
+"""Kubernetes takes a larger one for this."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,27 @@ def path_of(*parts: str) -> str:
     '/api/v1/namespaces/a%2Fb'
     """
     return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def quantity(text: str) -> Decimal:
+    """The number that is meant, in the unit of the resource: cores, bytes, devices.
+
+    Raises: ValueError where it is none.
+
+    >>> quantity("500m"), quantity("1.5Gi"), quantity("1e3")
+    (Decimal('0.500'), Decimal('1610612736.0'), Decimal('1E+3'))
+    """
+    from kubernetes import utils
+
+    reading: Any = utils  # its functions have no types
+    # It would also take what Kubernetes does not, such as NaN.
+    if len(text) > LONGEST_QUANTITY or not re.fullmatch(QUANTITY, text):
+        raise ValueError(f"{text[:LONGEST_QUANTITY]!r} is no quantity")
+    try:
+        number: Decimal = reading.parse_quantity(text)
+    except ValueError:  # an exponent with a fraction, as the pattern allows it
+        raise ValueError(f"{text!r} is no quantity") from None
+    return max(-_LARGEST_QUANTITY, min(number, _LARGEST_QUANTITY))
 
 
 class Cluster:

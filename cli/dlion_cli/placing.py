@@ -1,7 +1,8 @@
 """Whether a site's machines are large enough for a job's workers, by what nodes can give.
 
-Called by `site_checks`. Counts requests as the scheduler does, but not what other pods have: room
-that is found may be taken, room that is not found is not there.
+Called by `site_room`. Counts requests as the scheduler does, but not what other pods have: room
+that is found may be taken. Each worker gets the first node that will do: where not all have room
+another order might have placed more; where there is a reason no order places even one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from dlion_cli.quantities import quantity
+from dlion_cli.cluster import quantity
 
 if TYPE_CHECKING:
     from dlion_api.spec.sites import Group
@@ -39,7 +40,7 @@ def rooms(
     *,
     bears_taints: bool,
 ) -> list[Room]:
-    """The room for each group, the most demanding workers placed first.
+    """The room for each group, those whose workers ask for most memory, then cores, placed first.
 
     `sidecar` is the resources of the container beside each trainer. With `bears_taints` nodes that
     are tainted will do too: the job's pod template has tolerations, which are not judged here.
@@ -53,10 +54,15 @@ def rooms(
         asked = _asked(group, sidecar)
         places.append((group, asked, usable, _reason(usable, asked)))
     found = {}
-    for group, asked, usable, reason in sorted(places, key=lambda each: -sum(each[1].values())):
+    for group, asked, usable, reason in sorted(places, key=_size, reverse=True):
         placed = sum(_place(usable, asked) for _ in range(group.workers))
         found[group.name] = Room(group.name, group.workers, placed, reason)
     return [found[group.name] for group in groups]
+
+
+def _size(place: tuple[Group, Amounts, object, object]) -> tuple[Decimal, Decimal]:
+    """Bytes, then cores, of one worker."""
+    return place[1].get("memory", Decimal(0)), place[1].get("cpu", Decimal(0))
 
 
 def _asked(group: Group, sidecar: Mapping[str, Any]) -> Amounts:

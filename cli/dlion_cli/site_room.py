@@ -44,7 +44,10 @@ def _room(found: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any])
         seen = f"{seen}; {'; '.join(impossible)}"
         return Check(site.name, "room", Outcome.FAIL, seen, advice)
     if any(room.placed < room.wanted for room in there):
-        advice = "The rest stays Pending: ask for fewer workers or less, or add nodes"
+        advice = (
+            "If no better order finds room for the rest it stays Pending: ask for fewer workers or "
+            "less, or add nodes"
+        )
         return Check(site.name, "room", Outcome.WARN, seen, advice)
     return Check(site.name, "room", Outcome.OK, seen)
 

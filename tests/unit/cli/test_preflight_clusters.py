@@ -28,8 +28,8 @@ from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, Resources
 from dlion_cli.__main__ import main
 from dlion_cli.checks import Outcome
+from dlion_cli.cluster import quantity
 from dlion_cli.placing import rooms
-from dlion_cli.quantities import quantity
 from dlion_cli.site_checks import clocks_check
 from dlion_cli.site_cluster import ClockBounds
 from dlion_operator.authority import Authority
@@ -358,6 +358,12 @@ def test_groups_share_what_is_there() -> None:
     assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
 
 
+def test_a_request_beyond_all_bounds_finds_no_room() -> None:
+    (room,) = rooms((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], bears_taints=False)
+    assert room.placed == 0
+    assert "no node has more than 2" in room.reason
+
+
 def test_a_job_is_held_against_the_nodes(
     looked: Callable[..., tuple[int, Found]], tmp_path: Path
 ) -> None:
@@ -372,6 +378,7 @@ def test_a_job_is_held_against_the_nodes(
     assert found["plant-a", "room"]["outcome"] == "unknown"
     assert found["plant-b", "room"]["outcome"] == "warn"
     assert "g 1 of 2 workers" in found["plant-b", "room"]["seen"]
+    assert found["plant-b", "room"]["advice"].startswith("If no better order finds room")
     assert found["plant-b", "images"]["outcome"] == "unknown"
     assert "w:1" in found["plant-b", "images"]["seen"]
 
@@ -381,7 +388,7 @@ def test_a_job_is_held_against_the_nodes(
     [
         ("0", 0), ("1", 1), ("2.5", "2.5"), (".5", "0.5"), ("100m", "0.1"), ("3k", 3000),
         ("1Ki", 1024), ("4Gi", 4 * 1024**3), ("2E", 2 * 10**18), ("1e3", 1000), ("1E3", 1000),
-        ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"),
+        ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"), ("1e99999999", 2**63 - 1),
     ],
 )  # fmt: skip
 def test_quantities(text: str, number: int | str) -> None:
