@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
@@ -21,6 +22,11 @@ from dlion_operator.authority import BACKDATED
 if TYPE_CHECKING:
     from dlion_cli.listed_sites import TrustedSite
 
+NOT_OURS: Final = (
+    "See what listens there: between sites nothing may end TLS (a proxy has to pass it through)"
+)
+_NO_ROUTE: Final = "; a gateway shows a certificate of its own where it has no route for {name}"
+_ANY_OPERATOR: Final = OperatorIdentity(SiteName("*")).dns_name
 _ROUNDING: Final = timedelta(seconds=2)
 """Certificates know whole seconds."""
 _RENEWED_WITHIN: Final = timedelta(minutes=1)
@@ -92,13 +98,11 @@ def refused_certificate(
     expected = OperatorIdentity(SiteName(site.name)).dns_name
     if expected not in presented.names:
         shown = ", ".join(presented.names[:3])[:_MOST_WORDS]
-        return [
-            _failed(
-                site,
-                f"a certificate for {printable(shown) or 'no name'}, and not for {expected}",
-                f"Put right the address of {site.name} in the list, or the site.name there",
-            )
-        ]
+        seen = f"a certificate for {printable(shown) or 'no name'}, and not for {expected}"
+        advice = NOT_OURS + _NO_ROUTE.format(name=expected)
+        if any(fnmatchcase(name, _ANY_OPERATOR) for name in presented.names):
+            advice = f"Put right the address of {site.name} in the list, or the site.name there"
+        return [_failed(site, seen, advice)]
     if presented.begins > now + _ROUNDING:
         seen = f"its certificate is valid from {presented.begins:%Y-%m-%d %H:%M:%S} UTC only"
         return [_failed(site, seen, _CLOCKS), clock(site, presented, now)]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _VERSION_LABEL: Final = "app.kubernetes.io/version"
 _UPGRADE: Final = "Upgrade it with the list: helm upgrade … -f sites.yaml"
+_OTHER_GATEWAY: Final = (
+    "Correct the address in the list, or gateway.address of its values; leave both where the "
+    "operators of other sites come in another way than its workers' peers"
+)
 _NOTICED_S: Final = 60.0
 """Clocks that are further apart are worth a word."""
 _MOST_NAMED: Final = 4
@@ -160,6 +164,9 @@ def _service(own: TrustedSite, operator: Operator) -> Check:
     spec: Mapping[str, Any] = service.get("spec") or {}
     port: Mapping[str, Any] = next(iter(spec.get("ports") or ()), {})
     kind, listed_host, listed_port = spec.get("type"), *_parts(own.address)
+    if own.address == operator.gateway.get("address"):
+        seen = f"{kind}, port {port.get('port')}, behind its gateway {own.address}"
+        return Check(own.name, name, Outcome.OK, seen)
     open_at = port.get("nodePort") if kind == "NodePort" else port.get("port")
     seen = f"{kind}, port {open_at}; the list has {own.address}"
     if kind == "LoadBalancer":
@@ -180,6 +187,8 @@ def _service(own: TrustedSite, operator: Operator) -> Check:
             return Check(own.name, name, Outcome.WARN, seen, advice)
     if str(open_at) != listed_port:
         advice = "Correct the port in the list; leave it where something between maps the ports"
+        if behind := operator.gateway.get("address"):
+            seen, advice = f"{seen}; its gateway is {behind}", _OTHER_GATEWAY
         return Check(own.name, name, Outcome.WARN, seen, advice)
     return Check(own.name, name, Outcome.OK, seen)
 

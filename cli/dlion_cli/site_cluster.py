@@ -62,6 +62,11 @@ class Operator:
     streams: Mapping[str, Mapping[str, float]] | DLionError
     """Of each other site the samples of its metrics by name, without `dlion_federation_`."""
 
+    @property
+    def gateway(self) -> Document:
+        """The proxy before its workers and itself, as the settings have it; empty without one."""
+        return _mapping(self.settings.get("gateway"))
+
 
 @dataclass(frozen=True)
 class SiteCluster:

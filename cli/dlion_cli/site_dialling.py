@@ -22,6 +22,7 @@ from dlion_api.names import OperatorIdentity, SiteName
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.failures import message_of
 from dlion_cli.presented import (
+    NOT_OURS,
     Presented,
     clock,
     read_presented,
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 MOST_ADDRESSES: Final = 8
 """Of one name; operators' gRPC tries them one after the other, too."""
 _OPEN: Final = "open the port to this machine and to all sites (firewall, federation.service)"
-_NOT_OURS: Final = (
-    "See what listens there: between sites nothing may end TLS (a proxy has to pass it through)"
-)
 
 Addresses = list[tuple[Any, ...]]
 """As `socket.getaddrinfo` yields them."""
@@ -173,7 +171,7 @@ def _tls(
         presented = _handshake(site, again.socket, deadline, trusting=False)
     except (OSError, ContractError):
         seen = f"a certificate that its bundle does not vouch for ({why})"
-        return [Check(site.name, "tls", Outcome.FAIL, seen, _NOT_OURS)]
+        return [Check(site.name, "tls", Outcome.FAIL, seen, NOT_OURS)]
     return refused_certificate(site, presented, datetime.now(UTC), why)
 
 
@@ -212,7 +210,7 @@ def _no_tls(site: TrustedSite, error: Exception) -> Check:
         seen = f"what answers there does not speak TLS 1.3 ({_reason(error)})"
     else:
         seen = str(error)
-    return Check(site.name, "tls", Outcome.FAIL, seen, _NOT_OURS)
+    return Check(site.name, "tls", Outcome.FAIL, seen, NOT_OURS)
 
 
 def _is_unconnected(error: Exception) -> bool:

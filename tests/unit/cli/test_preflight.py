@@ -216,7 +216,8 @@ def found_of(tmp_path: Path, identity: ServerIdentity) -> dict[str, Check]:
         ),
         (
             lambda: OURS.server_identity("coordinator.example"), Outcome.FAIL,
-            "a certificate for coordinator.example", "Put right the address",
+            "a certificate for coordinator.example",
+            "a gateway shows a certificate of its own where it has no route for operator.plant-a.",
         ),
         (
             lambda: OURS.operator_identity(now=NOW - timedelta(days=2)), Outcome.FAIL,

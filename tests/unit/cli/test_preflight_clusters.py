@@ -84,11 +84,12 @@ def deployment(*, ready: int = 1, release: str = "") -> Answer:
     return told({"items": [{"metadata": {"name": OPERATOR, "labels": labels}, "status": status}]})
 
 
-def settings(site: str, *others: str, **addresses: str) -> Answer:
+def settings(site: str, *others: str, gateway: object = None, **addresses: str) -> Answer:
     entries = [{"name": each, "address": (ADDRESSES | addresses)[each]} for each in others]
-    text = yaml.safe_dump({"site": site, "sites": entries, "images": {"worker": "w:1"},
-                           "sidecar": {"resources": {"requests": {"cpu": "50m"}}}})  # fmt: skip
-    return told({"data": {"config.yaml": text}})
+    document = {"site": site, "sites": entries, "images": {"worker": "w:1"},
+                "sidecar": {"resources": {"requests": {"cpu": "50m"}}}}  # fmt: skip
+    document |= {"gateway": gateway} if gateway else {}
+    return told({"data": {"config.yaml": yaml.safe_dump(document)}})
 
 
 def metrics(site: str, *, connected: int = 1, age_s: float = 2.5, bundle: int = 1) -> Answer:
@@ -252,6 +253,26 @@ def test_what_is_wrong_at_a_site(
     assert code == (ExitCode.UNAVAILABLE if outcome == "fail" else 0)
     if outcome in ("warn", "fail"):
         assert said["advice"] or "install" in said["seen"].lower()
+
+
+@pytest.mark.parametrize(
+    ("address", "outcome", "words"),
+    [
+        (ADDRESSES["plant-a"], "ok", "ClusterIP, port 8446, behind its gateway 127.0.0.1:1"),
+        ("edge.example:443", "warn", "the list has 127.0.0.1:1; its gateway is edge.example:443"),
+    ],
+)
+def test_a_site_behind_a_gateway(
+    looked: Callable[..., tuple[int, Found]], address: str, outcome: str, words: str
+) -> None:
+    """Its Service has another port than the list, which names the gateway."""
+    told_of = settings("plant-a", "plant-b", gateway={"address": address})
+    answers = {OPERATOR: told_of, f"{OPERATOR}-federation": service("ClusterIP")}
+    code, found = looked(a=plant("plant-a", **answers), b=plant("plant-b"))
+    assert code == 0
+    said = found["plant-a", "service"]
+    assert (said["outcome"], words in said["seen"]) == (outcome, True), said
+    assert ("gateway.address" in said["advice"]) == (outcome == "warn")
 
 
 def test_clusters_that_do_not_answer(looked: Callable[..., tuple[int, Found]]) -> None:
