@@ -16,12 +16,17 @@ from dlion_api.errors import (
     ContractError,
     DataError,
     DeniedError,
+    DLionError,
     UnavailableError,
 )
 from dlion_cli.bundles import Bundle, read_bundle
-from dlion_cli.cluster import path_of
+from dlion_cli.cluster import READ_TIMEOUT_S, path_of
+from dlion_cli.listed_sites import address_fault
+from dlion_cli.site_cluster import settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlion_cli.cluster import Cluster
 
 _PORT: Final = "federation"
@@ -37,13 +42,14 @@ class SiteAuthority:
     name: str
     bundle: Bundle
     address: str
-    """host:port of its federation Service; empty where the cluster does not tell."""
+    """host:port of its federation Service or its gateway; empty where neither tells."""
     hint: str
     """What an address has to be, where there is none."""
 
 
 def site_authority(cluster: Cluster, *, authority: str, address: str = "") -> SiteAuthority:
-    """The site whose operator runs in that namespace; its Service is asked without an address.
+    """The site whose operator runs in that namespace; without an address its Service is asked, and
+    where that tells none the operator's settings, for a gateway.
 
     Raises: AbsentError without such a ConfigMap, DeniedError without the right to read it,
     DataError where it holds no authority of a site; and as `Cluster.get` does.
@@ -96,6 +102,11 @@ def _federation_address(cluster: Cluster) -> tuple[str, str]:
         listed = cluster.get(path, {"labelSelector": _OPERATOR}).get("items") or []
     except (DeniedError, UnavailableError):
         return "", "host:port of the federation Service (Services may not be listed here)"
+    address, hint = _by_service(listed)
+    return (address, hint) if address else _by_gateway(cluster, listed, hint)
+
+
+def _by_service(listed: Sequence[dict[str, Any]]) -> tuple[str, str]:
     found = [
         (service, port)
         for service in listed
@@ -106,6 +117,29 @@ def _federation_address(cluster: Cluster) -> tuple[str, str]:
         how_many = "several federation Services" if found else "no federation Service yet"
         return "", f"host:port by which other sites reach this one ({how_many})"
     return _address_of(*found[0])
+
+
+def _by_gateway(cluster: Cluster, listed: Sequence[dict[str, Any]], hint: str) -> tuple[str, str]:
+    """Of its gateway, which the chart gives a route to the operator; the hint where there is none.
+
+    The operator's ConfigMap is called as its own Service, the one without the federation's port.
+    """
+    operators = [
+        str(service["metadata"]["name"])
+        for service in listed
+        if all(port.get("name") != _PORT for port in service["spec"].get("ports") or ())
+    ]
+    if len(operators) != 1:
+        return "", hint
+    try:
+        gateway = settings_of(cluster, operators[0], READ_TIMEOUT_S).get("gateway")
+    except DLionError:
+        more = f"or its gateway.address (ConfigMap {operators[0]} cannot be read here)"
+        return "", f"{hint}; {more}"
+    address = gateway.get("address") if isinstance(gateway, dict) else None
+    if not isinstance(address, str) or address_fault(address):
+        return "", hint
+    return address, ""
 
 
 def _address_of(service: dict[str, Any], port: dict[str, Any]) -> tuple[str, str]:

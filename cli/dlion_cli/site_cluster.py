@@ -167,15 +167,25 @@ def _operator(cluster: Cluster, within_s: float) -> Operator:
         )
     (deployment,) = found
     name = str(_mapping(deployment.get("metadata")).get("name"))
-    config = _mapping(named(("api", "v1"), "configmaps", name).get("data")).get("config.yaml", "")
-    texts = read_text(str(config), source=f"ConfigMap {cluster.namespace}/{name}")
     return Operator(
         deployment=deployment,
-        settings=_mapping(texts[0].value) if texts else {},
+        settings=settings_of(cluster, name, within_s),
         trust=_or_error(lambda: _bundles(named(("api", "v1"), "configmaps", f"{name}-trust"))),
         service=_service(lambda: named(("api", "v1"), "services", f"{name}-federation")),
         streams=_or_error(lambda: _streams(cluster, name, within_s)),
     )
+
+
+def settings_of(cluster: Cluster, operator: str, within_s: float) -> Document:
+    """What the operator of that name is told by the chart.
+
+    Raises: SpecError where that is no YAML; and as `Cluster.get` does.
+    """
+    path = path_of("api", "v1", "namespaces", cluster.namespace, "configmaps", operator)
+    data = _mapping(cluster.get(path, timeout_s=within_s).get("data"))
+    source = f"ConfigMap {cluster.namespace}/{operator}"
+    texts = read_text(str(data.get("config.yaml", "")), source=source)
+    return _mapping(texts[0].value) if texts else {}
 
 
 def _bundles(document: Document) -> dict[str, str]:

@@ -75,7 +75,8 @@ def show(jobs: Jobs, authority: str, address: str | None, output: str) -> int:
     """Print what other sites need of this one: its name, address and public certificates.
 
     As an entry of the chart's `sites`, with fingerprint and end; with --contexts the whole list.
-    Where the address cannot be told from the federation Service, a comment says what it has to be.
+    Where neither the federation Service nor the site's gateway tells the address, a comment says
+    what it has to be.
 
     \b
     dlion trust show --address plant-a.example:30446

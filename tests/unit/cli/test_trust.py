@@ -62,11 +62,13 @@ OTHER = {
 }
 
 
-def site(name: str, *services: dict[str, Any]) -> Server:
-    """A cluster with that site's operator."""
+def site(name: str, *services: dict[str, Any], told: str = "gateway: null") -> Server:
+    """A cluster with that site's operator, and what its chart tells it."""
     kept = shown(AUTHORITIES[name].bundle_pem)
     listed = (200, json.dumps({"items": [OTHER, *services]}))
-    return Server({"dlion-authority": kept, "own-ca": kept, "services": listed})
+    settings = (200, json.dumps({"data": {"config.yaml": told}}))
+    answers = {"dlion-authority": kept, "own-ca": kept, "services": listed}
+    return Server({**answers, "dlion-operator": settings})
 
 
 @pytest.fixture
@@ -130,6 +132,41 @@ def test_the_address_is_told_or_what_it_has_to_be(
 ) -> None:
     file = kubeconfig(a=site("plant-a", *services))
     assert main(["trust", "show", "--authority", "own-ca", "--kubeconfig", file]) == 0
+    said = capsys.readouterr().out
+    assert yaml.safe_load(said)["sites"][0]["address"] == address
+    (line,) = [line for line in said.splitlines() if "address:" in line]
+    assert (hint in line) if hint else ("#" not in line)
+
+
+GATEWAY = "gateway: {address: 'edge.example:443'}"
+
+
+@pytest.mark.parametrize(
+    ("services", "told", "address", "hint"),
+    [
+        ([service("ClusterIP")], GATEWAY, "edge.example:443", ""),
+        ([], GATEWAY, "edge.example:443", ""),
+        ([service("NodePort", nodePort=30446)], GATEWAY, "edge.example:443", ""),
+        ([service("LoadBalancer", ingress=[{"ip": "192.0.2.7"}])], GATEWAY, "192.0.2.7:8446", ""),
+        ([OTHER], GATEWAY, "", "no federation Service yet"),
+        ([service("ClusterIP")], "gateway: {address: edge}", "", "(ClusterIP), and :8446"),
+        ([service("ClusterIP")], "gateway: 7", "", "(ClusterIP), and :8446"),
+        (
+            [service("ClusterIP")], "[", "",
+            "and :8446; or its gateway.address (ConfigMap dlion-operator cannot be read here)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_site_behind_a_gateway_shows_that_ones_address(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    services: list[dict[str, Any]],
+    told: str,
+    address: str,
+    hint: str,
+) -> None:
+    file = kubeconfig(a=site("plant-a", *services, told=told))
+    assert main(["trust", "show", "--kubeconfig", file]) == 0
     said = capsys.readouterr().out
     assert yaml.safe_load(said)["sites"][0]["address"] == address
     (line,) = [line for line in said.splitlines() if "address:" in line]
