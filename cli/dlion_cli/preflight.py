@@ -66,7 +66,8 @@ def preflight(
     dialled, and the certificate that its operator presents is held against its bundle in FILE
     (`-` reads standard input). With --contexts the sites' clusters are asked, too: operator,
     definition, federation Service, whom it dials and believes, whom it hears, its clock; with -f
-    also whether its nodes have room. Each check says what was seen and what to do.
+    also whether it has the gateway that the job needs, and its nodes have room. Each check says
+    what was seen and what to do.
 
     Exit code 0; 69 where a check failed; 65 where FILE or JOB is wrong, with all that is (as
     `dlion trust verify`).

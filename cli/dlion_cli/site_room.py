@@ -1,12 +1,13 @@
-"""What a job asks of one site's cluster: room for its workers, and images.
+"""What a job asks of one site's cluster: a way to its workers, room for them, and images.
 
 Called by `preflight` with what `site_cluster` has asked. Pure.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.errors import DLionError
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.placing import rooms
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
     from dlion_api.spec import Job
     from dlion_api.spec.sites import Site
-    from dlion_cli.site_cluster import SiteCluster
+    from dlion_cli.site_cluster import Operator, SiteCluster
+
+_DIALLED: Final = {
+    "PodNetwork": ("pods", f"ports {EXCHANGE_PORT} and {MEASURING_PORT}"),
+    "NodePort": ("nodes", "two node ports for each worker"),
+    "LoadBalancer": ("load balancers", "two ports for each worker"),
+}
+"""What other sites' workers dial, and where, by the job's exposure; settings name a gateway."""
 
 
 def room_checks(found: SiteCluster, site: Site, job: Job) -> list[Check]:
@@ -25,7 +33,29 @@ def room_checks(found: SiteCluster, site: Site, job: Job) -> list[Check]:
     if isinstance(found.operator, DLionError) or found.nodes is None:
         return []
     settings = found.operator.settings
-    return [_room(found, site, job, settings), _images(found, site, job, settings)]
+    checks = [_exposure(found.operator, site, job)] if len(job.spec.sites) > 1 else []
+    return [*checks, _room(found, site, job, settings), _images(found, site, job, settings)]
+
+
+def _exposure(operator: Operator, site: Site, job: Job) -> Check:
+    """Whether the site has what the job exposes its workers by; before a run nothing is there."""
+    exposure = job.spec.network.exposure
+    if exposure != "Gateway":
+        hosts, ports = _DIALLED[exposure]
+        if exposure != "PodNetwork":
+            hosts = operator.settings.get("advertisedAddress") or hosts
+        seen = f"{exposure}: other sites dial its {hosts}, at {ports}"
+        advice = "See that these are open between the sites; nothing listens there before a run"
+        return Check(site.name, "exposure", Outcome.UNKNOWN, seen, advice)
+    if address := operator.gateway.get("address"):
+        seen = f"{exposure}: other sites dial {address}, told by {operator.gateway.get('route')}s"
+        return Check(site.name, "exposure", Outcome.OK, seen)
+    seen = f"{exposure}: its operator knows of no gateway"
+    advice = (
+        "Name it in the site's values (gateway.address, gateway.route) and upgrade, or give the "
+        "job another network.exposure"
+    )
+    return Check(site.name, "exposure", Outcome.FAIL, seen, advice)
 
 
 def _room(found: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:

@@ -3,10 +3,11 @@
 Proves: a site that is right passes, whether or not this machine reaches it; each thing that is
 wrong at one (no operator, another release, an old bundle, another list, another port, streams that
 do not stand) is said there with what to do; what may not be read is unknown and fails nothing;
-clocks are bounded as near as the `Date` of answers tells, and held against each other; machines
-that are too small for a job are named.
+clocks are bounded as near as the `Date` of answers tells, and held against each other; a job is
+held against each site's cluster.
 
-Leaves out: the chart's own objects (tests/chart), a real API server (tests/cluster/test_cli.py).
+Leaves out: what a job asks for in detail (test_site_room.py), the chart's own objects
+(tests/chart), a real API server (tests/cluster/test_cli.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,8 @@ from dlion_api.document import schema
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import Job
-from dlion_api.spec.sites import Group, Resources
 from dlion_cli.__main__ import main
 from dlion_cli.checks import Outcome
-from dlion_cli.cluster import quantity
-from dlion_cli.placing import rooms
 from dlion_cli.site_checks import clocks_check
 from dlion_cli.site_cluster import ClockBounds
 from dlion_operator.authority import Authority
@@ -319,70 +316,7 @@ def test_only_what_is_certain_fails(
     assert not list(clocks_check({"a": ClockBounds(*a)}))
 
 
-# ---- room ----------------------------------------------------------------------------------------
-
-
-def node(labels: dict[str, str] | None = None, *, ready: str = "True", **more: Any) -> Any:
-    conditions = [{"type": "Ready", "status": ready}]
-    allocatable = {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": more.pop("gpus", "0")}
-    return {
-        "metadata": {"labels": labels or {}},
-        "spec": more,
-        "status": {"allocatable": allocatable, "conditions": conditions},
-    }
-
-
-def group(
-    name: str, workers: int, selector: dict[str, str] | None = None, **requests: str
-) -> Group:
-    resources = Resources(requests={k.replace("_", "."): v for k, v in requests.items()})
-    return Group(name=name, workers=workers, resources=resources, node_selector=selector or {})
-
-
-SIDECAR = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "128Mi"}}
-TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
-
-
-@pytest.mark.parametrize(
-    ("asked", "nodes", "placed", "reason"),
-    [
-        (group("g", 3, cpu="900m"), [node(), node()], 3, ""),
-        (group("g", 5, cpu="900m"), [node(), node()], 4, ""),  # twice 0.9 + 0.1
-        (group("g", 5, memory="2Gi"), [node(), node()], 2, ""),  # 2Gi and 128Mi each
-        (group("g", 1, cpu="2"), [node()], 0, "asks for cpu 2.1, no node has more than 2"),
-        (group("g", 1, memory="5Gi"), [node()], 0, "asks for memory 5248Mi, no node has more than"),
-        (group("g", 1, {"size": "big"}), [node()], 0, "no node is ready"),
-        (group("g", 1, {"size": "big"}), [node({"size": "big"})], 1, ""),
-        (group("g", 1), [node(ready="False"), node(unschedulable=True)], 0, "no node is ready"),
-        (group("g", 1), [node(taints=TAINTED)], 0, "no node is ready"),
-        (group("g", 1), [], 0, "no node is ready"),
-        (group("g", 1), [{"status": 7}], 0, "no node is ready"),
-    ],
-)
-def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
-    (room,) = rooms((asked,), SIDECAR, nodes, bears_taints=False)
-    assert (room.wanted, room.placed) == (asked.workers, placed)
-    assert (reason in room.reason) if reason else not room.reason
-
-
-def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
-    (room,) = rooms((group("g", 1),), {}, [node(taints=TAINTED)], bears_taints=True)
-    assert room.placed == 1
-
-
-def test_groups_share_what_is_there() -> None:
-    """The more demanding one is placed first, wherever it stands."""
-    found = rooms(
-        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()],
-        bears_taints=False,
-    )  # fmt: skip
-    assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
-
-
-def test_a_request_beyond_all_bounds_finds_no_room() -> None:
-    (room,) = rooms((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], bears_taints=False)
-    assert room.placed == 0
-    assert "no node has more than 2" in room.reason
+# ---- a job ---------------------------------------------------------------------------------------
 
 
 def test_a_job_is_held_against_the_nodes(
@@ -396,27 +330,10 @@ def test_a_job_is_held_against_the_nodes(
     code, found = looked("-f", str(file), **servers)
     assert code == 0
     assert found["plant-a", "listed"]["outcome"] == "ok"
+    assert found["plant-a", "exposure"]["outcome"] == "unknown"
     assert found["plant-a", "room"]["outcome"] == "unknown"
     assert found["plant-b", "room"]["outcome"] == "warn"
     assert "g 1 of 2 workers" in found["plant-b", "room"]["seen"]
     assert found["plant-b", "room"]["advice"].startswith("If no better order finds room")
     assert found["plant-b", "images"]["outcome"] == "unknown"
     assert "w:1" in found["plant-b", "images"]["seen"]
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("0", 0), ("1", 1), ("2.5", "2.5"), (".5", "0.5"), ("100m", "0.1"), ("3k", 3000),
-        ("1Ki", 1024), ("4Gi", 4 * 1024**3), ("2E", 2 * 10**18), ("1e3", 1000), ("1E3", 1000),
-        ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"), ("1e99999999", 2**63 - 1),
-    ],
-)  # fmt: skip
-def test_quantities(text: str, number: int | str) -> None:
-    assert quantity(text) == Decimal(number)
-
-
-@pytest.mark.parametrize("text", ["", "x", "1 Gi", "1KI", "1e1.5", "9" * 40, "NaN", "1e", "--1"])
-def test_what_is_no_quantity(text: str) -> None:
-    with pytest.raises(ValueError, match="is no quantity"):
-        quantity(text)

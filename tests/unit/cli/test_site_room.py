@@ -1,0 +1,164 @@
+"""What `dlion preflight -f` makes of a site for a job: a way to its workers, room, images.
+
+Proves: a site without the gateway that the job asks for fails, and what other sites dial is said of
+every other exposure; machines that are too small for a job are named; quantities are read as
+Kubernetes reads them.
+
+Leaves out: asking for all of it (test_preflight_clusters.py).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.spec.sites import Group, Resources
+from dlion_cli.checks import Outcome
+from dlion_cli.cluster import quantity
+from dlion_cli.manifests import load_manifest
+from dlion_cli.placing import rooms
+from dlion_cli.site_cluster import Operator, SiteCluster
+from dlion_cli.site_room import room_checks
+from manifest_table import changed, smallest
+
+if TYPE_CHECKING:
+    from dlion_cli.checks import Check
+
+GATEWAY = {"address": "edge.example:443", "route": "TLSRoute"}
+
+
+def checked(settings: dict[str, Any], **changes: Any) -> dict[str, Check]:
+    """Of the smallest job with these changes of its spec, at its first site with these settings."""
+    document = changed(smallest(), {f"spec.{name}": value for name, value in changes.items()})
+    job = load_manifest(document, source="job", lines=None)
+    operator = Operator(deployment={}, settings=settings, trust={}, service=None, streams={})
+    found = SiteCluster(
+        context="a", namespace="dlion-system", version="", clock=None, schema={},
+        operator=operator, nodes=[],
+    )  # fmt: skip
+    return {check.name: check for check in room_checks(found, job.spec.sites[0], job)}
+
+
+# ---- exposure ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exposure", "settings", "outcome", "seen"),
+    [
+        ("Gateway", {}, Outcome.FAIL, "knows of no gateway"),
+        ("Gateway", {"gateway": None}, Outcome.FAIL, "knows of no gateway"),
+        ("Gateway", {"gateway": GATEWAY}, Outcome.OK, "edge.example:443, told by TLSRoutes"),
+        (
+            "PodNetwork",
+            {"advertisedAddress": "x"},
+            Outcome.UNKNOWN,
+            "its pods, at ports 7440 and 7441",
+        ),
+        ("NodePort", {"advertisedAddress": ""}, Outcome.UNKNOWN, "its nodes, at two node ports"),
+        (
+            "NodePort",
+            {"advertisedAddress": "x.example"},
+            Outcome.UNKNOWN,
+            "dial its x.example, at two",
+        ),
+        ("LoadBalancer", {}, Outcome.UNKNOWN, "load balancers, at two ports"),
+    ],
+)
+def test_a_way_to_a_jobs_workers(
+    exposure: str, settings: dict[str, Any], outcome: Outcome, seen: str
+) -> None:
+    check = checked(settings, network={"exposure": exposure})["exposure"]
+    assert (check.outcome, seen in check.seen) == (outcome, True), check
+    assert bool(check.advice) == (outcome is not Outcome.OK)
+
+
+def test_a_job_of_one_site_needs_no_way_to_it() -> None:
+    settings = {"gateway": None}
+    sites = smallest()["spec"]["sites"][:1]
+    assert "exposure" not in checked(settings, network={"exposure": "Gateway"}, sites=sites)
+
+
+# ---- room ----------------------------------------------------------------------------------------
+
+
+def node(labels: dict[str, str] | None = None, *, ready: str = "True", **more: Any) -> Any:
+    conditions = [{"type": "Ready", "status": ready}]
+    allocatable = {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": more.pop("gpus", "0")}
+    return {
+        "metadata": {"labels": labels or {}},
+        "spec": more,
+        "status": {"allocatable": allocatable, "conditions": conditions},
+    }
+
+
+def group(
+    name: str, workers: int, selector: dict[str, str] | None = None, **requests: str
+) -> Group:
+    resources = Resources(requests={k.replace("_", "."): v for k, v in requests.items()})
+    return Group(name=name, workers=workers, resources=resources, node_selector=selector or {})
+
+
+SIDECAR = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "placed", "reason"),
+    [
+        (group("g", 3, cpu="900m"), [node(), node()], 3, ""),
+        (group("g", 5, cpu="900m"), [node(), node()], 4, ""),  # twice 0.9 + 0.1
+        (group("g", 5, memory="2Gi"), [node(), node()], 2, ""),  # 2Gi and 128Mi each
+        (group("g", 1, cpu="2"), [node()], 0, "asks for cpu 2.1, no node has more than 2"),
+        (group("g", 1, memory="5Gi"), [node()], 0, "asks for memory 5248Mi, no node has more than"),
+        (group("g", 1, {"size": "big"}), [node()], 0, "no node is ready"),
+        (group("g", 1, {"size": "big"}), [node({"size": "big"})], 1, ""),
+        (group("g", 1), [node(ready="False"), node(unschedulable=True)], 0, "no node is ready"),
+        (group("g", 1), [node(taints=TAINTED)], 0, "no node is ready"),
+        (group("g", 1), [], 0, "no node is ready"),
+        (group("g", 1), [{"status": 7}], 0, "no node is ready"),
+    ],
+)
+def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
+    (room,) = rooms((asked,), SIDECAR, nodes, bears_taints=False)
+    assert (room.wanted, room.placed) == (asked.workers, placed)
+    assert (reason in room.reason) if reason else not room.reason
+
+
+def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
+    (room,) = rooms((group("g", 1),), {}, [node(taints=TAINTED)], bears_taints=True)
+    assert room.placed == 1
+
+
+def test_groups_share_what_is_there() -> None:
+    """The more demanding one is placed first, wherever it stands."""
+    found = rooms(
+        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()],
+        bears_taints=False,
+    )  # fmt: skip
+    assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
+
+
+def test_a_request_beyond_all_bounds_finds_no_room() -> None:
+    (room,) = rooms((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], bears_taints=False)
+    assert room.placed == 0
+    assert "no node has more than 2" in room.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0), ("1", 1), ("2.5", "2.5"), (".5", "0.5"), ("100m", "0.1"), ("3k", 3000),
+        ("1Ki", 1024), ("4Gi", 4 * 1024**3), ("2E", 2 * 10**18), ("1e3", 1000), ("1E3", 1000),
+        ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"), ("1e99999999", 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_quantities(text: str, number: int | str) -> None:
+    assert quantity(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 Gi", "1KI", "1e1.5", "9" * 40, "NaN", "1e", "--1"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        quantity(text)
