@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.errors import DLionError
+from dlion_api.status.conditions import Reason
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.placing import rooms
 from dlion_cli.site_checks import not_looked_at
@@ -34,7 +35,7 @@ def room_checks(found: SiteCluster, site: Site, job: Job) -> list[Check]:
         return []
     settings = found.operator.settings
     checks = [_exposure(found.operator, site, job)] if len(job.spec.sites) > 1 else []
-    return [*checks, _room(found, site, job, settings), _images(found, site, job, settings)]
+    return [*checks, _room(found, site, job, settings), _images(site, job, settings)]
 
 
 def _exposure(operator: Operator, site: Site, job: Job) -> Check:
@@ -82,16 +83,24 @@ def _room(found: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any])
     return Check(site.name, "room", Outcome.OK, seen)
 
 
-def _images(found: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
+def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     """Whether a node may fetch them is seen by a pod alone, and none is started here."""
     images = _mapping(settings.get("images"))
     named = [job.spec.trainer.image or images.get("worker"), images.get("sidecar")]
-    seen = f"not tried, as that takes a pod: {', '.join(str(each) for each in named if each)}"
-    advice = (
-        f"kubectl --context {found.context} -n {job.metadata.namespace} run image-test "
-        f"--restart=Never --image={named[0]} --command -- true"
-    )
+    template = _mapping(_mapping(job.spec.pod_template).get("spec"))
+    secrets = _entries(images.get("pullSecrets"))
+    secrets += [_mapping(each).get("name") for each in _entries(template.get("imagePullSecrets"))]
+    seen = f"not tried, as that takes a pod: {', '.join(str(each) for each in named if each)}; "
+    seen += f"Secrets of registries: {', '.join(str(each) for each in secrets) or 'none'}"
+    namespace = f"namespace {job.metadata.namespace}"
+    advice = "See that the nodes may fetch all of them"
+    advice += f" by these Secrets, in {namespace}" if secrets else " without a Secret"
+    advice += f"; of one that does not come the job says {Reason.IMAGE_UNAVAILABLE}"
     return Check(site.name, "images", Outcome.UNKNOWN, seen, advice)
+
+
+def _entries(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

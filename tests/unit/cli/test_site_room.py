@@ -146,6 +146,31 @@ def test_a_request_beyond_all_bounds_finds_no_room() -> None:
     assert "no node has more than 2" in room.reason
 
 
+# ---- images --------------------------------------------------------------------------------------
+
+
+def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
+    """A command that tries them would need all of it, and what pod security asks for."""
+    images = {"worker": "w:1", "sidecar": "s:1", "pullSecrets": ["mirror"]}
+    check = checked({"images": images})["images"]
+    assert check.outcome is Outcome.UNKNOWN
+    assert check.seen.endswith(": w:1, s:1; Secrets of registries: mirror")
+    assert "by these Secrets, in namespace default; of one" in check.advice
+    assert "the job says ImageUnavailable" in check.advice
+    template = {"spec": {"imagePullSecrets": [{"name": "own"}]}}
+    check = checked({"images": images}, podTemplate=template, **{"trainer.image": "own:2"})[
+        "images"
+    ]
+    assert check.seen.endswith(": own:2, s:1; Secrets of registries: mirror, own")
+    odd = {"spec": {"imagePullSecrets": 7}}
+    check = checked({"images": images | {"pullSecrets": 7}}, podTemplate=odd)["images"]
+    assert check.seen.endswith("registries: none")
+    assert "fetch all of them without a Secret;" in check.advice
+
+
+# ---- quantities ----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [
