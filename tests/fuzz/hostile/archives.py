@@ -117,9 +117,11 @@ def _bent_container(chance: random.Random, data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def numpys_warnings_apart() -> Iterator[None]:
-    """NumPy warns of headers that Python 2 may have written; that alone is no defect."""
+    """NumPy warns of headers that Python 2 may have written, and of types by names that it has
+    given up (`<a8`); that alone is no defect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
