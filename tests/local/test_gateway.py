@@ -173,11 +173,20 @@ async def call(
 def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
     job: Job, proofs: list[WorkerCredentials], tmp_path: Path
 ) -> None:
-    ports = ports_of_sites()
-    other = {ports[PLANT_B]: {"m0.small.1.other.default.plant-b.dlion": "127.0.0.1:9"}}
+    """The only sidecar that it knows is the right one, by another job's name."""
 
     async def measure() -> None:
-        await call(job, proofs[0], Measured(Rank(0)), membership(job, ports), by_gateway=True)
+        ports, peer = ports_of_sites(), Measured(Rank(1))
+        service = MeasuringService(job=job, rank=Rank(1), worker=peer, credentials=proofs[1])
+        server = MeasuringServer(service, proofs[1])
+        port = await server.start("127.0.0.1", preferred_port=0)
+        other = {ports[PLANT_B]: {"m0.small.1.other.default.plant-b.dlion": f"127.0.0.1:{port}"}}
+        known = membership(job, ports)
+        try:
+            with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):
+                await call(job, proofs[0], Measured(Rank(0)), known, by_gateway=True)
+        finally:
+            await server.stop()
+        assert peer.peers == {}
 
-    with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):
-        asyncio.run(measure())
+    asyncio.run(measure())
