@@ -120,7 +120,8 @@ class Network:
             others = list(self.up.values())
             self.up[node.rank] = node
             for a, b in [(node, other) for other in others] + [(other, node) for other in others]:
-                self._link(a.rank, b).put(LinkUp(a.rank, a.incarnation, a.replica.iteration))
+                up = LinkUp(a.rank, a.incarnation, a.replica.iteration)
+                self._post(self._link(a.rank, b), up)
 
     def _link(self, sender: Rank, to: Node) -> queue.SimpleQueue[Any]:
         """The one link from that rank to that process, over all of the rank's incarnations."""
@@ -136,13 +137,13 @@ class Network:
             for key in [key for key in self._links if key[1] == node.rank]:
                 self._links.pop(key).put(None)
             for other in self.up.values():
-                self._links[node.rank, other.rank].put(LinkDown(node.rank, 0, "killed"))
+                self._post(self._links[node.rank, other.rank], LinkDown(node.rank, 0, "killed"))
 
     def send(self, sender: Rank, receiver: Rank, message: Message) -> None:
         with self._lock:
             link = self._links.get((sender, receiver))
             if link is not None and sender in self.up and receiver in self.up:
-                link.put(MessageArrived(sender, message))
+                self._post(link, MessageArrived(sender, message))
 
     def pull(self, donor: Rank) -> StateSnapshot:
         node = self.up.get(donor)
@@ -151,9 +152,13 @@ class Network:
         time.sleep(self._delay_s * self._chance.random())
         return node.replica.provide()
 
+    def _post(self, link: queue.SimpleQueue[Any], arrival: Any) -> None:
+        link.put((time.monotonic() + self._delay_s * self._chance.random(), arrival))
+
     def _carry(self, link: queue.SimpleQueue[Any], to: Node) -> None:
-        while (arrival := link.get()) is not None:
-            time.sleep(self._delay_s * self._chance.random())
+        while (posted := link.get()) is not None:
+            due_s, arrival = posted
+            time.sleep(max(0.0, due_s - time.monotonic()))
             to.inbox.put(arrival)
 
 
@@ -186,6 +191,11 @@ class Node:
         self._network.join(self)
         self.thread.start()
         return self
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it trains."""
+        return self._entered and self.thread.is_alive()
 
     def kill(self) -> None:
         self._killed.set()

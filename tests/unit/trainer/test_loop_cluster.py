@@ -1,6 +1,6 @@
 """Facts: workers in lock step that vanish, alone or two at once, the lowest rank too, and come back
 while messages are on their way, meet the others at an iteration: every worker holds bit-identical
-weights after every step that it makes. Nobody is stuck.
+weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
 
 Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
 Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,13 @@ from dlion_api.names import Rank
 from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
+
+
+def _wait(is_so: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.005)
 
 
 def differing(nodes: list[Node]) -> list[int]:
@@ -46,6 +54,53 @@ def test_who_comes_back_holds_the_others_weights(seed: int) -> None:
                 assert time.monotonic() < deadline_s, f"seed {seed}: {dead} never came back"
                 time.sleep(0.01)
             assert not differing(list(nodes.values())), f"seed {seed}, after kill {kill} of {dead}"
+    finally:
+        for node in nodes.values():
+            node.kill()
+    assert not [node.error for node in nodes.values() if node.error is not None]
+
+
+@pytest.mark.parametrize(("workers", "lost"), [(2, 1), (3, 2)])
+def test_the_only_one_left_is_met_though_it_leaps(workers: int, lost: int) -> None:
+    """Alone it is faster than a question, so a later iteration is named, to which it leaps."""
+    job, chance = synchronous_job(workers, 10_000_000), random.Random(workers)
+    network = Network(chance, 3 * DELAY_S)
+    nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S / 3).start() for r in range(workers)}
+    try:
+        for kill in range(KILLS):
+            _wait(lambda: all(len(node.hashes) > 3 for node in nodes.values()), f"kill {kill}")
+            dead = chance.sample(sorted(nodes), lost)
+            for rank in dead:
+                nodes[rank].kill()
+            for rank in dead:
+                nodes[rank] = Node(job, rank, network, kill + 2, NAP_S / 3).start()
+        _wait(lambda: all(len(node.hashes) > 10 for node in nodes.values()), "after the last")
+        assert not differing(list(nodes.values()))
+    finally:
+        for node in nodes.values():
+            node.kill()
+    assert not [node.error for node in nodes.values() if node.error is not None]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(workers: int, seed: int) -> None:
+    """As long as one trains; the others come and vanish at any moment."""
+    job, chance = synchronous_job(workers, 10_000_000), random.Random(seed)
+    network, every = Network(chance, DELAY_S), []
+    nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(workers)}
+    try:
+        for kill in range(4 * KILLS):
+            _wait(lambda: any(node.is_in for node in nodes.values()), f"kill {kill}")
+            stays = chance.choice(sorted(rank for rank, node in nodes.items() if node.is_in))
+            others = sorted(nodes.keys() - {stays})
+            for rank in chance.sample(others, chance.randint(1, len(others))):
+                nodes[rank].kill()
+                every.append(nodes[rank])
+                nodes[rank] = Node(job, rank, network, kill + 2, NAP_S).start()
+            time.sleep(0.04 * chance.random())
+        _wait(lambda: all(len(node.hashes) > 10 for node in nodes.values()), "after the last")
+        assert not differing([*every, *nodes.values()])
     finally:
         for node in nodes.values():
             node.kill()

@@ -1,6 +1,7 @@
 """Facts: a latecomer names an iteration ahead of all who train, a later one when somebody was
 faster, asks each link's life once, and has agreed only when every linked peer said that it is
-before that iteration; peers that do not train yet hold nobody up; nonsense is refused.
+before that iteration; peers that do not train yet hold nobody up; nonsense is refused; weights held
+at that iteration may be older than of the one before, but no newer.
 
 Left out: that equal weights follow from it (`test_loop_cluster.py`).
 """
@@ -71,6 +72,14 @@ def test_another_latecomer_holds_nobody_up_once_it_has_heard() -> None:
     assert not meeting.agreed(LIVES, answers), "it has not heard of that iteration yet"
     answers[B] = Answer(named, 100, is_in=False)
     assert meeting.agreed(LIVES, answers)
+
+
+def test_weights_held_before_the_iteration_will_do_however_old_their_last_update() -> None:
+    meeting = Meeting()
+    meeting.to_ask({A: 1}, {A: inside(7)})
+    assert meeting.holds(meeting.iteration - 1)
+    assert meeting.holds(3)
+    assert not meeting.holds(meeting.iteration)
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.booleans())

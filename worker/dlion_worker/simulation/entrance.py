@@ -8,6 +8,7 @@ itself. Called by `worker` (something has arrived) and `roster` (a worker comes)
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,9 +108,11 @@ class VirtualEntrance:
         if self._worker.entrance is not self:
             return
         self._donor = None
-        if self._all_update_together and snapshot.iteration != self._meeting.iteration - 1:
-            self._clock.after(SLICE_S, self.look)
-            return
+        if self._all_update_together:
+            if not self._meeting.holds(snapshot.iteration):
+                self._clock.after(SLICE_S, self.look)
+                return
+            snapshot = replace(snapshot, iteration=self._meeting.iteration - 1)
         self._overtake(snapshot)
         self._enter()
 

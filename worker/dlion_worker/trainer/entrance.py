@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Membership
@@ -112,7 +113,7 @@ class Entrance:
         return sorted(rank for rank, answer in self._inbox.answers.items() if answer.is_in)
 
     def _meet(self) -> StateSnapshot | None:
-        """The state of F - 1 with everybody held at F; None where nobody trains any more."""
+        """The state before F with everybody held at F; None where nobody trains any more."""
         inbox, meeting = self._inbox, rendezvous.Meeting()
         while inbox.stop_reason is None and self._inside():
             for peer in meeting.to_ask(inbox.lives, inbox.answers):
@@ -121,8 +122,8 @@ class Entrance:
             if meeting.agreed(inbox.lives, inbox.answers):
                 held = inbox.heard_at(meeting.iteration) & set(self._inside())
                 snapshot = self._pull(held)
-                if snapshot is not None and snapshot.iteration == meeting.iteration - 1:
-                    return snapshot
+                if snapshot is not None and meeting.holds(snapshot.iteration):
+                    return replace(snapshot, iteration=meeting.iteration - 1)
             self._pause()
         return None
 

@@ -8,6 +8,10 @@ its gradient. The answer says which local step the peer has done *now*; if that 
 every peer, then all will hold at F with equal weights, those of F - 1, and the latecomer gets
 everybody's gradient of F. If one was past it already, a later F is named, by which the earlier one
 is given up. Several latecomers may do so at once.
+
+One that trains alone has nobody to make the iterations before F with: it goes on at F at once, with
+the weights that it has (`Synchronizer.next_iteration`). So those held at F may be of an earlier
+update than that of F - 1.
 """
 
 from __future__ import annotations
@@ -105,3 +109,8 @@ class Meeting:
             and (known.done < self.iteration or not known.is_in)
             for peer in linked
         )
+
+    def holds(self, updated: int) -> bool:
+        """Whether weights whose last update was of that iteration are those that everybody who has
+        sent a gradient of `iteration` holds at it; not if its own update has been made as well."""
+        return updated < self.iteration
