@@ -229,8 +229,8 @@ class Node:
     def _enter(self) -> None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
         snapshot = Entrance(
-            job=self._job, exchange=exchange, inbox=self.inbox, membership=lambda: None,
-            stopped=self._stopped, has_barrier=True,
+            job=self._job, rank=self.rank, exchange=exchange, inbox=self.inbox,
+            membership=lambda: None, stopped=self._stopped, has_barrier=True,
         ).come_in()  # fmt: skip
         self._entered = True
         if snapshot is not None:
@@ -267,15 +267,23 @@ class Node:
         self.steps.append(step)
 
 
-def synchronous_job(workers: int, max_steps: int) -> Job:
-    """Whole gradients in lock step."""
+def synchronous_job(
+    workers: int | dict[str, int], max_steps: int, *, min_sites: int = 1, deadline_s: int = 0
+) -> Job:
+    """Whole gradients in lock step; at one site, or at those named. `deadline_s`: 0 for none."""
+    sites = {"a": workers} if isinstance(workers, int) else workers
     return load_job(
         {
             "apiVersion": "dlion.dev/v1alpha1",
             "kind": "DLionJob",
             "metadata": {"name": "cluster"},
             "spec": {
-                "sites": [{"name": "a", "groups": [{"name": "g", "workers": workers}]}],
+                "sites": [
+                    {"name": name, "groups": [{"name": "g", "workers": count}]}
+                    for name, count in sites.items()
+                ],
+                "minSites": min_sites,
+                **({"startDeadlineSeconds": deadline_s} if deadline_s else {}),
                 "trainer": {
                     "program": {"builtin": "digits"},
                     "dataset": {"name": "digits"},

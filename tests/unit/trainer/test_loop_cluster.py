@@ -1,6 +1,7 @@
 """Facts: workers in lock step that vanish, alone or two at once, the lowest rank too, and come back
 while messages are on their way, meet the others at an iteration: every worker holds bit-identical
 weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
+Before `minSites` sites are there nobody begins, however many workers of one site are.
 
 Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
 Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
@@ -12,10 +13,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from dlion_api.names import Rank
+from dlion_worker.trainer import entrance
 from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
@@ -105,3 +108,30 @@ def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(workers: int, seed: int)
         for node in nodes.values():
             node.kill()
     assert not [node.error for node in nodes.values() if node.error is not None]
+
+
+def test_a_site_counts_once_though_a_worker_of_it_is_linked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`startDeadlineSeconds` is over, and `minSites` sites are not there before the last comes."""
+    looks: list[float] = []
+
+    def an_hour_later() -> float:
+        looks.append(3600.0 * len(looks))
+        return looks[-1]
+
+    monkeypatch.setattr(entrance, "time", SimpleNamespace(monotonic=an_hour_later))
+    job = synchronous_job({"a": 2, "b": 2}, 10_000_000, min_sites=2, deadline_s=1)
+    network = Network(random.Random(0), DELAY_S)
+    nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
+    try:
+        _wait(lambda: all(len(node.inbox.answers) == 1 for node in nodes), "linked")
+        looked = len(looks)
+        _wait(lambda: len(looks) > looked + 4 or any(node.is_in for node in nodes), "looked again")
+        assert not any(node.is_in for node in nodes)
+        nodes.append(Node(job, Rank(2), network, 1, NAP_S).start())
+        _wait(lambda: all(len(node.hashes) > 3 for node in nodes), "without the last of site b")
+    finally:
+        for node in nodes:
+            node.kill()
+    assert not [node.error for node in nodes if node.error is not None]

@@ -35,6 +35,7 @@ class Entrance:
         self,
         *,
         job: Job,
+        rank: Rank,
         exchange: Exchange,
         inbox: Inbox,
         membership: Callable[[], Membership | None],
@@ -46,6 +47,7 @@ class Entrance:
         whom this worker is to be linked with now, if not with everybody."""
         self._neighbours = neighbours
         self._job = job
+        self._own_site = job.worker(rank).site
         self._exchange = exchange
         self._inbox = inbox
         self._membership = membership
@@ -96,7 +98,8 @@ class Entrance:
         membership, there = self._membership(), self._inbox.linked
         if self._neighbours is not None and membership is not None:
             there = {member.identity.rank for member in membership.ready()}
-        return len({self._job.worker(rank).site for rank in there}) + 1 >= self._job.spec.min_sites
+        sites = {self._own_site, *(self._job.worker(rank).site for rank in there)}
+        return len(sites) >= self._job.spec.min_sites
 
     def _of_the_furthest(self) -> StateSnapshot | None:
         """At a barrier all start from equal weights; else only who has none takes others'."""

@@ -259,6 +259,7 @@ class Worker:
         near = self._neighbourhood
         entrance = Entrance(
             job=self._job,
+            rank=self._rank,
             exchange=self._exchange,
             inbox=self._inbox,
             membership=self._coordination.membership,
