@@ -68,6 +68,7 @@ class VirtualEntrance:
             else:
                 self._pull(inside[0])
         elif self._complete():
+            self._worker.inbox.forget_promises()
             self._enter()
 
     def _inside(self) -> list[Rank]:

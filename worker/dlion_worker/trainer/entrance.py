@@ -69,6 +69,7 @@ class Entrance:
                 if snapshot is not None:
                     return snapshot
             elif self._complete(time.monotonic() - began_s):
+                self._inbox.forget_promises()
                 return self._of_the_furthest()
             self._pause()
 

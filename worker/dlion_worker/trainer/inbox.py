@@ -120,6 +120,15 @@ class Inbox:
             if arrival.message.kind not in _STEP_KINDS or arrival.message.iteration > iteration
         ]
 
+    def forget_promises(self) -> None:
+        """Drops what came early of iterations that nobody has made: where nobody trains, those that
+        other latecomers have named bind nobody."""
+        self.early = [
+            arrival
+            for arrival in self.early
+            if arrival.message.kind is not MessageKind.PROGRESS or arrival.message.local_batch_size
+        ]
+
     def heard_at(self, iteration: int) -> set[Rank]:
         """Before the start: peers whose own step of that iteration has come."""
         return {
