@@ -1,9 +1,10 @@
 """What it costs the others when a trainer is killed, over many cycles in one run.
 
 One `dlion run` of four workers; again and again one of them gets SIGKILL, and the next cycle begins
-when it contributes again. Printed per cycle: iterations that the others lost (the project's
-definition: longer than twice their median, or thrown away), their longest iteration, seconds from
-the kill until the worker is back, and from its TensorFlow import until its first step.
+when it contributes again. Printed per cycle: the longest iteration of another worker in medians of
+its own (nobody lost more than one iteration where none is longer than twice its worker's median and
+no gradient was discarded), seconds from the kill until the worker is back, and from its TensorFlow
+import until its first step. Exit code 1 where a bar is missed.
 
     python benchmarks/kill_restart.py --cycles 20 --mode bounded
     python benchmarks/kill_restart.py --cycles 20 --mode synchronous
@@ -28,11 +29,11 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.progress import ProgressRecord, StepRecord  # noqa: E402
-from dlion_worker.results.faults import IterationLoss, iteration_losses  # noqa: E402
+from dlion_worker.results.faults import iteration_losses  # noqa: E402
 from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
 
 WORKERS = 4
-MOST_LOST, BACK_WITHIN_S = 1, 15.0
+BACK_WITHIN_S = 15.0
 BEFORE_S = 1.0
 """Of each worker's time before a kill, to know its usual iteration."""
 SETTLED = 20
@@ -110,9 +111,12 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
     print(f"commit {commit}, {WORKERS} workers, mode {arguments.mode}, exit code {code}")
-    print("| cycle | killed | others lost | median s | longest s | back s | after import s |")
+    print(
+        "| cycle | killed | longest of the others / median | discarded | median s "
+        "| back s | after import s |"
+    )
     print("|---|---|---|---|---|---|---|")
-    most = 0
+    within = 0
     for number, cycle in enumerate(cycles, start=1):
         until_s = cycle.back_s + 5 * arguments.nap_s
         losses = iteration_losses(
@@ -121,23 +125,24 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
             since_s=cycle.killed_s,
             until_s=until_s,
         )
-        lost = [_lost(loss) for loss in losses.values()]
-        most = max(most, *lost)
+        within += all(loss.at_most_one for loss in losses.values())
         print(
-            f"| {number} | {cycle.rank} | {' '.join(map(str, lost))} "
+            f"| {number} | {cycle.rank} "
+            f"| {max(loss.longest_s / loss.median_s for loss in losses.values()):.2f} "
+            f"| {sum(len(loss.discarded) for loss in losses.values())} "
             f"| {statistics.median(loss.median_s for loss in losses.values()):.3f} "
-            f"| {max(loss.longest_s for loss in losses.values()):.3f} "
             f"| {cycle.back_s - cycle.killed_s:.1f} | {cycle.after_import_s:.1f} |"
         )
     slowest = max(cycle.after_import_s for cycle in cycles)
     print(
-        f"most iterations lost by another worker in a cycle: {most}; slowest return {slowest:.1f} s"
+        f"cycles in which no other worker lost more than one iteration: {within} of {len(cycles)}; "
+        f"slowest return {slowest:.1f} s"
     )
     if arguments.mode == "synchronous":
         known = hashes(run.steps()).values()
         differing = sum(len(set(of_iteration.values())) > 1 for of_iteration in known)
         print(f"iterations after which replicas differed: {differing} of {len(known)}")
-    held = most <= MOST_LOST and slowest <= BACK_WITHIN_S
+    held = within == len(cycles) and slowest <= BACK_WITHIN_S
     print(f"bars met: {held}")
     return held
 
@@ -146,10 +151,6 @@ def _around(records: list[ProgressRecord], since_s: float, until_s: float) -> li
     """Steps about that fault: an earlier return of another worker is not this one's cost."""
     steps = [record for record in records if isinstance(record, StepRecord)]
     return [step for step in steps if since_s - BEFORE_S <= step.time_s <= until_s]
-
-
-def _lost(loss: IterationLoss) -> int:
-    return len(loss.slow) + len(loss.discarded)
 
 
 if __name__ == "__main__":
