@@ -5,9 +5,10 @@
 Runs one after the other, by `dlion run`: the *ideal* (one process with the summed quota, no
 network), the best worker alone on its own share of the data, `dlion`, and `dlion` with each
 technique switched off, or with bounded staleness instead of lock step (to 50 % only). Prints a
-table: time to 50 % and to 65 % (mean over replicas, from the first step on), final accuracy,
-drift, bytes, and the ratio to the ideal. A run whose results are in `--out` already is not
-repeated. As root, for real namespaces and quotas.
+table: time to 50 % and to 65 % (mean over replicas, from the first step on), accuracy over all test
+images at the end, drift, bytes, and the ratio to the ideal of the same round; of several rounds
+(`--runs`) the median and the range. A run whose results are in `--out` already is not repeated. As
+root, for real namespaces and quotas.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from dlion_worker.results.report.page import write_report
 from dlion_worker.results.report.picture import write_picture
 
 ROOT = Path(__file__).resolve().parent.parent
+
+Row = dict[str, float | None]
 
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "dlion": {},
@@ -42,24 +46,28 @@ def main() -> None:
     parser.add_argument("--environment", default="hetero-sys-a")
     parser.add_argument("--seconds", type=float, default=600.0, help="longest time of a run")
     parser.add_argument("--only", nargs="*", help="names of the rows to run")
+    parser.add_argument("--runs", type=int, default=1, help="rounds of all rows")
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10"))
     parser.add_argument("--report", type=Path, help="write the runs' report and picture there")
     arguments = parser.parse_args()
-    rows, folders = [], []
-    for name, document, environment in _runs(arguments):
-        if arguments.only and name not in arguments.only:
-            continue
-        folder = arguments.out / name.replace(" ", "-")
-        if not (folder / "summary.json").exists():  # else: the table alone is printed again
-            with started(document, environment, folder) as run:
-                run.finish()
-        folders.append(folder)
-        rows.append(_row(name, folder))
-        print(json.dumps(rows[-1]), flush=True)
-    _print(rows, arguments)
+    rounds: list[dict[str, Row]] = []
+    labels: dict[str, Path] = {}
+    for number in range(1, arguments.runs + 1):
+        rounds.append({})
+        for name, document, environment in _runs(arguments):
+            if arguments.only and name not in arguments.only:
+                continue
+            suffix = "" if number == 1 else f"-{number}"
+            folder = arguments.out / (name.replace(" ", "-") + suffix)
+            if not (folder / "summary.json").exists():  # else: the table alone is printed again
+                with started(document, environment, folder) as run:
+                    run.finish()
+            labels.setdefault(name, folder)
+            rounds[-1][name] = _row(folder)
+            print(json.dumps({"run": name, "round": number, **rounds[-1][name]}), flush=True)
+    _print(rounds, arguments)
     if arguments.report:
         stem = arguments.report / f"cifar10-{arguments.environment}"
-        labels = {str(row["run"]): folder for row, folder in zip(rows, folders, strict=True)}
         title = f"CIFAR-10 in {arguments.environment}"
         write_report([*labels.values()], stem.with_suffix(".html"), labels=[*labels], title=title)
         write_picture([*labels.values()], stem.with_suffix(".svg"), labels=[*labels], title=title)
@@ -110,7 +118,7 @@ def _one_machine(cores: float, scale: float) -> Document:
     return {"name": "one-machine", "workers": [{"cores": cores}], "coreScale": scale}
 
 
-def _row(name: str, folder: Path) -> dict[str, Any]:
+def _row(folder: Path) -> Row:
     summary = json.loads((folder / "summary.json").read_text())
     began_s = min(
         record["time_s"]
@@ -123,7 +131,6 @@ def _row(name: str, folder: Path) -> dict[str, Any]:
         if level["time_s"] is not None
     }
     return {
-        "run": name,
         "to_50_s": levels.get(0.5),
         "to_65_s": levels.get(0.65),
         "accuracy": summary["accuracy"]["mean"],
@@ -135,34 +142,42 @@ def _row(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    ideal = next((row for row in rows if row["run"] == "ideal"), None)
-    print(f"\ncommit {commit()}, environment {arguments.environment}, one run each\n")
-    head = ["run", "to 50 %", "to 65 %", "to 65 % / ideal", "accuracy", "worst replica",
-            "samples/s", "drift", "sent", "CPU of exchange"]  # fmt: skip
-    print("| " + " | ".join(head) + " |")
-    print("|---" * len(head) + "|")
-    for row in rows:
-        ratio = None
-        if ideal is not None and ideal["to_65_s"] and row["to_65_s"]:
-            ratio = row["to_65_s"] / ideal["to_65_s"]
+COLUMNS = {
+    "to_50_s": ("to 50 %", "{:.0f} s"),
+    "to_65_s": ("to 65 %", "{:.0f} s"),
+    "ratio": ("to 65 % / ideal", "{:.2f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+    "worst": ("worst replica", "{:.1%}"),
+    "samples_per_s": ("samples/s", "{:.0f}"),
+    "drift": ("drift", "{:.3f}"),
+    "sent_mb": ("sent", "{:.0f} MB"),
+    "exchange_cpu": ("CPU of exchange", "{:.0%}"),
+}
+
+
+def _print(rounds: list[dict[str, Row]], arguments: argparse.Namespace) -> None:
+    for rows in rounds:
+        ideal_s = rows["ideal"]["to_65_s"] if "ideal" in rows else None
+        for row in rows.values():
+            row["ratio"] = row["to_65_s"] / ideal_s if ideal_s and row["to_65_s"] else None
+    print(f"\ncommit {commit()}, environment {arguments.environment}, rounds: {len(rounds)}\n")
+    print("| " + " | ".join(["run", *(head for head, _ in COLUMNS.values())]) + " |")
+    print("|---" * (1 + len(COLUMNS)) + "|")
+    for name in rounds[0]:
         cells = [
-            row["run"],
-            _text(row["to_50_s"], "{:.0f} s"),
-            _text(row["to_65_s"], "{:.0f} s"),
-            _text(ratio, "{:.2f}"),
-            _text(row["accuracy"], "{:.1%}"),
-            _text(row["worst"], "{:.1%}"),
-            _text(row["samples_per_s"], "{:.0f}"),
-            _text(row["drift"], "{:.3f}"),
-            _text(row["sent_mb"], "{:.0f} MB"),
-            _text(row["exchange_cpu"], "{:.0%}"),
+            _text([row[name][key] for row in rounds], form) for key, (_, form) in COLUMNS.items()
         ]
-        print("| " + " | ".join(cells) + " |")
+        print("| " + " | ".join([name, *cells]) + " |")
 
 
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _text(values: list[float | None], form: str) -> str:
+    """Median, and the range of several; `-` where a round has no value."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return "-"
+    middle = form.format(statistics.median(known))
+    spread = f" ({form.format(min(known))} to {form.format(max(known))})"
+    return middle + (spread if len(known) > 1 else "")
 
 
 if __name__ == "__main__":
