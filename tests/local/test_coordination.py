@@ -1,13 +1,15 @@
 """Facts: a worker gets a certificate, joins, is told of others, reports, is told to stop, leaves in
-order or is found lost; a coordinator that goes away and comes back is found again, nothing it has
-not taken is lost and no member it does not know yet is forgotten; each hostile call is refused
-with its own status and counted. Real gRPC over loopback, real TLS, real threads.
+order or is found lost, far from its coordinator too; a coordinator that goes away and comes back is
+found again, nothing it has not taken is lost and no member it does not know yet is forgotten; each
+hostile call is refused with its own status and counted. Real gRPC over loopback, real TLS, real
+threads.
 
 Left out: who is admitted and why (tests/unit/coordinator), worker processes (the runner's tests).
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -98,7 +100,7 @@ class Site:
         self.port = self.coordinator.start()
         return self.coordinator
 
-    def config(self, rank: int) -> WorkerConfig:
+    def config(self, rank: int, at_port: int | None = None) -> WorkerConfig:
         folder = self.folder / str(rank)
         folder.mkdir(exist_ok=True)
         worker = self.job.workers()[rank]
@@ -107,7 +109,7 @@ class Site:
         return WorkerConfig(
             job_document=DOCUMENT,
             rank=Rank(rank),
-            coordinator_address=f"127.0.0.1:{self.port}",
+            coordinator_address=f"127.0.0.1:{at_port or self.port}",
             authority_pem_path=str(folder / "ca.pem") if self.secure else "",
             token_path=str(folder / "token"),
             state_dir=str(folder),
@@ -118,8 +120,10 @@ class Site:
             results_dir=str(folder),
         )
 
-    def client(self, rank: int, incarnation: int | None = None) -> CoordinationClient:
-        config = self.config(rank)
+    def client(
+        self, rank: int, incarnation: int | None = None, *, at_port: int | None = None
+    ) -> CoordinationClient:
+        config = self.config(rank, at_port)
         return CoordinationClient(
             config,
             job=self.job.key,
@@ -155,6 +159,58 @@ def csr_pem() -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@contextlib.contextmanager
+def far_away(port: int, delay_s: float) -> Iterator[int]:
+    """A port by which that other one is reached, and what is sent either way takes so long."""
+    ends: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def begin(work: Callable[..., None], *given: object) -> None:
+        threads.append(threading.Thread(target=work, args=given))
+        threads[-1].start()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                time.sleep(delay_s)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # it is closed at the end
+            while True:
+                near = listener.accept()[0]
+                there = socket.create_connection(("127.0.0.1", port))
+                ends.extend((near, there))
+                begin(pump, near, there)
+                begin(pump, there, near)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begin(accept)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            threads[0].join()
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in threads[1:]:
+                thread.join()
+            for end in ends:
+                end.close()
+
+
+def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
+    """There and back takes 0.3 s, and a handshake several times that."""
+    with far_away(site.port, 0.15) as port:
+        client = site.client(0, at_port=port)
+        assert client.sign(csr_pem(), wait_s=LONG_S).chain_pem
+        client.join("127.0.0.1:1", "", lambda _: None)
+        wait_until(client.connected, "connected")
+        assert client.finish(flush_s=LONG_S)
 
 
 def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) -> None:

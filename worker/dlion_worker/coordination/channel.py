@@ -24,7 +24,8 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Our own back-off decides when to try again; gRPC's must not hold a call back for minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Bounds an attempt, too: so long may connection and handshake take, of a site that is far away.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
