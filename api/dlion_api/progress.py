@@ -36,6 +36,9 @@ class StepRecord:
     """This worker's samples since the run began."""
     weights_hash: str = ""
     """Hash of the weights after this step; only where `--set trainer.hashWeights=true` asks."""
+    epochs: float | None = None
+    """Passes of all workers over the job's training data so far, as this worker counts them; None:
+    not known."""
 
 
 @dataclass(frozen=True)

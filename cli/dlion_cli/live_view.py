@@ -163,7 +163,11 @@ class LiveView:
 
         `≤` where another condition (an accuracy) may end the run before.
         """
-        ends = [*self._seconds_left(), *self._step_seconds_left()]
+        ends = [
+            *self._seconds_left(),
+            *self._step_seconds_left(),
+            *self._epoch_seconds_left(),
+        ]
         if not ends:
             return NOT_KNOWN
         return ("≤ " if self._run.target_accuracy else "") + duration(min(ends))
@@ -181,6 +185,14 @@ class LiveView:
             return []
         paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
         return [max(0, steps - done) / pace for done, pace in paces if pace]
+
+    def _epoch_seconds_left(self) -> list[float]:
+        """Each worker counts the samples of all; the first to come to the end ends the run."""
+        epochs = self._run.max_epochs
+        if epochs is None:
+            return []
+        paces = [(row.epochs, row.epochs_per_s) for row in self._rows.values()]
+        return [max(0.0, epochs - done) / pace for done, pace in paces if done is not None and pace]
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]

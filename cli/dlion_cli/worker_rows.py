@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlion_api.names import Rank
 from dlion_api.progress import (
@@ -51,6 +51,15 @@ _STATES: Mapping[str, WorkerState] = {
 """What an event says of its worker, by its reason."""
 
 
+class _Step(NamedTuple):
+    """What rates are taken from."""
+
+    end_s: float
+    wall_s: float
+    samples: int
+    epochs: float | None
+
+
 @dataclass
 class LinkRow:
     """One link's recent rate and its total."""
@@ -83,8 +92,10 @@ class WorkerRow:
     first_step_s: float | None = None
     links: dict[Rank, LinkRow] = field(default_factory=dict)
     spark: deque[float] = field(default_factory=lambda: deque(maxlen=_SPARK_COUNT))
-    _steps: deque[tuple[float, float, int]] = field(default_factory=deque)
-    """(end, wall seconds, samples) of the steps in the window."""
+    epochs: float | None = None
+    """Passes of all workers over the job's data, as this one counts them."""
+    _steps: deque[_Step] = field(default_factory=deque)
+    """Those in the window."""
     _state: WorkerState = WorkerState.STARTING
     _spark_s: float = 0.0
 
@@ -106,25 +117,32 @@ class WorkerRow:
         """What the worker is doing at that time of the run."""
         if self._state is not WorkerState.TRAINING or not self._steps:
             return self._state
-        usual_s = sum(wall_s for _, wall_s, _ in self._steps) / len(self._steps)
-        quiet_s = now_s - self._steps[-1][0]
+        usual_s = sum(step.wall_s for step in self._steps) / len(self._steps)
+        quiet_s = now_s - self._steps[-1].end_s
         return WorkerState.WAITING if quiet_s > max(QUIET_S, 5 * usual_s) else self._state
 
     @property
     def samples_per_s(self) -> float | None:
         """Over the window; None before the first step."""
-        if not self._steps:
-            return None
-        span_s = self._steps[-1][0] - self._steps[0][0] + self._steps[0][1]
-        return sum(samples for _, _, samples in self._steps) / span_s if span_s > 0 else None
+        span_s = self._span_s()
+        return sum(step.samples for step in self._steps) / span_s if span_s > 0 else None
 
     @property
     def steps_per_s(self) -> float | None:
         """Over the window; None before the first step."""
-        if not self._steps:
-            return None
-        span_s = self._steps[-1][0] - self._steps[0][0] + self._steps[0][1]
+        span_s = self._span_s()
         return len(self._steps) / span_s if span_s > 0 else None
+
+    @property
+    def epochs_per_s(self) -> float | None:
+        """Over the window; None where it is not known, or where data grew faster than it passed."""
+        if len(self._steps) < 2:
+            return None
+        first, last = self._steps[0], self._steps[-1]
+        if first.epochs is None or last.epochs is None:
+            return None
+        passed, span_s = last.epochs - first.epochs, last.end_s - first.end_s
+        return passed / span_s if passed > 0 and span_s > 0 else None
 
     @property
     def bytes_per_s(self) -> float:
@@ -136,15 +154,23 @@ class WorkerRow:
         """Over all links, since the run began."""
         return sum(link.sent_bytes for link in self.links.values())
 
+    def _span_s(self) -> float:
+        """What the steps in the window took; 0 before the first."""
+        if not self._steps:
+            return 0.0
+        return self._steps[-1].end_s - self._steps[0].end_s + self._steps[0].wall_s
+
     def _add_step(self, record: StepRecord) -> None:
         self.iteration, self.loss = record.iteration, record.loss
-        self.batch = record.local_batch_size
+        self.batch, self.epochs = record.local_batch_size, record.epochs
         if self.first_step_s is None:
             self.first_step_s = record.time_s - record.wall_s
         if self._state is not WorkerState.FINISHED:
             self._state = WorkerState.TRAINING
-        self._steps.append((record.time_s, record.wall_s, record.local_batch_size))
-        while len(self._steps) > 2 and self._steps[0][0] < record.time_s - WINDOW_S:
+        self._steps.append(
+            _Step(record.time_s, record.wall_s, record.local_batch_size, record.epochs)
+        )
+        while len(self._steps) > 2 and self._steps[0].end_s < record.time_s - WINDOW_S:
             self._steps.popleft()
 
     def _add_link(self, record: LinkRecord) -> None:

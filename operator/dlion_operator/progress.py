@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from dlion_api.membership import Membership
 from dlion_api.names import Rank, SiteName, WorkerIdentity
@@ -23,10 +24,21 @@ MORE_RANKS = 1024
 """What a worker says of peers is believed up to a number: groups may grow, memory may not."""
 
 
+class _Step(NamedTuple):
+    """What a pace is taken from."""
+
+    time_s: float
+    iteration: int
+    samples: int
+    """The worker's so far."""
+    epochs: float
+    """Of the job so far; 0: not known."""
+
+
 @dataclass
 class _Worker:
-    steps: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    """Time (s), iteration and samples so far of its last steps."""
+    steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Its last."""
     loss: float = math.nan
     accuracy: float = math.nan
     global_batch_size: int = 0
@@ -71,9 +83,11 @@ class RunProgress:
                 if worker.first_s is None:
                     worker.first_s = record.time_s - record.wall_s
                     worker.done_before = max(0, record.iteration - 1)
-                if worker.steps and record.iteration <= worker.steps[-1][1]:
+                if worker.steps and record.iteration <= worker.steps[-1].iteration:
                     worker.steps.clear()  # it went back to a checkpoint: no pace to tell from that
-                worker.steps.append((record.time_s, record.iteration, record.samples))
+                worker.steps.append(
+                    _Step(record.time_s, record.iteration, record.samples, record.epochs or 0.0)
+                )
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
@@ -95,12 +109,13 @@ class RunProgress:
     def iteration(self) -> int:
         """Of the foremost worker that reports here; 0 before the first step."""
         return max(
-            (worker.steps[-1][1] for worker in self._workers.values() if worker.steps), default=0
+            (worker.steps[-1].iteration for worker in self._workers.values() if worker.steps),
+            default=0,
         )
 
     def samples_per_s(self) -> float:
         """Of all workers that report here, together."""
-        return sum(map(_samples_per_s, self._workers.values()))
+        return sum(_pace(worker, "samples") or 0.0 for worker in self._workers.values())
 
     def linked(self, membership: Membership) -> Mapping[SiteName, int]:
         """How many workers of each site some worker that is there was linked with when it last
@@ -158,9 +173,15 @@ class RunProgress:
             ends.append((trained_s / stop.max_seconds, stop.max_seconds - trained_s))
         if stop.max_steps is not None:
             ends += [
-                (iteration / stop.max_steps, (stop.max_steps - worker.steps[-1][1]) / pace)
+                (iteration / stop.max_steps, (stop.max_steps - worker.steps[-1].iteration) / pace)
                 for worker in self._workers.values()
                 if (pace := _pace(worker))
+            ]
+        if stop.max_epochs is not None:
+            ends += [  # each counts the samples of all
+                (done / stop.max_epochs, (stop.max_epochs - done) / pace)
+                for worker in self._workers.values()
+                if (pace := _pace(worker, "epochs")) and (done := worker.steps[-1].epochs)
             ]
         if not ends:
             return None, None
@@ -172,7 +193,7 @@ class RunProgress:
         stepping = [worker for worker in self._workers.values() if worker.steps]
         began_s = min(worker.began_s() for worker in stepping)
         last = [worker.steps[-1] for worker in stepping]
-        return max(at for at, *_ in last) - began_s, max(iteration for _, iteration, _ in last)
+        return max(step.time_s for step in last) - began_s, max(step.iteration for step in last)
 
     def _metrics(self) -> list[Metric]:
         workers = self._workers.values()
@@ -187,17 +208,14 @@ class RunProgress:
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
 
 
-def _pace(worker: _Worker) -> float | None:
-    """Steps per second over its last steps."""
+def _pace(
+    worker: _Worker, of: Literal["iteration", "samples", "epochs"] = "iteration"
+) -> float | None:
+    """How many a second over its last steps; None: not known, or none at all (data may grow faster
+    than epochs pass)."""
     if len(worker.steps) < 2:
         return None
-    (first_s, first, _), (last_s, last, _) = worker.steps[0], worker.steps[-1]
-    return (last - first) / (last_s - first_s) if last_s > first_s else None
-
-
-def _samples_per_s(worker: _Worker) -> float:
-    """Over its last steps; 0 until it is known."""
-    if len(worker.steps) < 2:
-        return 0.0
-    (first_s, _, first), (last_s, _, last) = worker.steps[0], worker.steps[-1]
-    return max(0.0, (last - first) / (last_s - first_s)) if last_s > first_s else 0.0
+    first, last = worker.steps[0], worker.steps[-1]
+    done: float = getattr(last, of) - getattr(first, of)
+    span_s = last.time_s - first.time_s
+    return done / span_s if done > 0 and span_s > 0 else None

@@ -59,6 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
         "target": Case(gone, settings(target, every_samples=40)),
         "short": Case(four_workers(), settings({"maxSteps": 4})),
         "long": Case(four_workers(), settings({"maxSteps": 9})),
+        "epochs": Case(four_workers(), settings({"maxEpochs": 1})),
         "far": Case(one_is_slower(), settings({"maxSteps": 5})),
     }
     return simulate_all(tmp_path_factory.mktemp("ends"), cases)
@@ -79,6 +80,16 @@ def test_links_are_reported_to_the_last_byte(runs: dict[str, Simulated]) -> None
     for sender, receiver in ((0, 1), (2, 3)):
         sent = short.sent_bytes(sender, receiver) / 4
         assert sent == long.sent_bytes(sender, receiver) / 9 > 0
+
+
+def test_records_tell_how_often_the_data_were_passed(runs: dict[str, Simulated]) -> None:
+    """The stop condition is met with the first step by which they are passed once."""
+    run = runs["epochs"]
+    reasons = [event["message"] for event in run.events("TrainingStopped")]
+    assert "maxEpochs 1 reached" in reasons
+    for steps in run.steps.values():
+        *_, before, last = [step["epochs"] for step in steps]
+        assert before < 1 <= last
 
 
 def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:

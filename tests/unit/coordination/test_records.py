@@ -31,7 +31,7 @@ from dlion_api.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEP = StepRecord(1.5, Rank(2), 3, 4, 0.25, 8, 32, 0.1, 0.2, 0.3, 0.4, 0.05, 0.01, 800, "abc")
+STEP = StepRecord(1.5, Rank(2), 3, 4, 0.25, 8, 32, 0.1, 0.2, 0.3, 0.4, 0.05, 0.01, 800, "abc", 1.5)
 RECORDS: list[ProgressRecord] = [
     STEP,
     LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, None, None, 7, connected=False),

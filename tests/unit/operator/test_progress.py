@@ -1,8 +1,8 @@
-"""Facts: progress and time left follow whichever end comes first, from the pace that is measured;
-an operator that starts anew in mid-run reckons as before; the figures are means over replicas,
-without those that are not finite; the pair of sites with the least bandwidth is named; what a
-worker says of peers that cannot be is not kept; links count that a worker that is there spoke of
-last.
+"""Facts: progress and time left follow whichever end comes first (steps, seconds, or passes over
+data that may grow), from the pace that is measured; an operator that starts anew in mid-run
+reckons as before; the figures are means over replicas, without those that are not finite; the pair
+of sites with the least bandwidth is named; what a worker says of peers that cannot be is not kept;
+links count that a worker that is there spoke of last.
 
 Left out: which record is believed (tests/unit/coordinator), how a status is written.
 """
@@ -45,11 +45,13 @@ def job(**stop: Any) -> Job:
 
 
 def step(
-    rank: int, iteration: int, time_s: float, *, wall_s: float = 1.0, loss: float = 0.5
-) -> Any:
+    rank: int, iteration: int, time_s: float, *, wall_s: float = 1.0, loss: float = 0.5,
+    epochs: float | None = None,
+) -> Any:  # fmt: skip
     return StepRecord(
-        time_s, Rank(rank), 1, iteration, loss, 8, 24, 0.1, 0.1, wall_s, 0.1, 0.0, 0.0, 8
-    )
+        time_s, Rank(rank), 1, iteration, loss, 8, 24, 0.1, 0.1, wall_s, 0.1, 0.0, 0.0, 8,
+        epochs=epochs,
+    )  # fmt: skip
 
 
 def link(rank: int, peer: int, bandwidth: float | None, *, connected: bool = True) -> LinkRecord:
@@ -80,8 +82,11 @@ def figures(progress: RunProgress) -> dict[str, str]:
 
 
 def second_by_second(count: int, *, since: int = 1, rank: int = 0) -> list[Any]:
-    """A step each second, from the run's second 10 on."""
-    return [step(rank, number, 10.0 + number) for number in range(since, since + count)]
+    """A step each second, from the run's second 10 on, and ten to a pass over the data."""
+    return [
+        step(rank, number, 10.0 + number, epochs=number / 10)
+        for number in range(since, since + count)
+    ]
 
 
 def test_nothing_is_said_before_the_first_step() -> None:
@@ -106,6 +111,9 @@ def test_the_worker_that_ends_first_counts() -> None:
         ({"maxSeconds": 50}, (50, 25)),
         ({"maxSeconds": 50, "maxSteps": 1000}, (50, 25)),
         ({"maxSeconds": 5000, "maxSteps": 50}, (50, 25)),
+        ({"maxEpochs": 10}, (25, 75)),
+        ({"maxEpochs": 10, "maxSteps": 50}, (50, 25)),
+        ({"maxEpochs": 2}, (100, 0)),
         ({"targetAccuracy": 0.9}, (None, None)),
         ({"continuous": True}, (None, None)),
         ({"maxSeconds": 20}, (100, 0)),
@@ -117,11 +125,20 @@ def test_whichever_end_comes_first(stop: dict[str, Any], expected: tuple[Any, An
     assert way(fed(job(**stop), *second_by_second(25))) == expected
 
 
-@pytest.mark.parametrize("stop", [{"maxSteps": 100}, {"maxSeconds": 100}], ids=str)
+@pytest.mark.parametrize(
+    "stop", [{"maxSteps": 100}, {"maxSeconds": 100}, {"maxEpochs": 10}], ids=str
+)
 def test_an_operator_that_starts_anew_reckons_as_before(stop: dict[str, Any]) -> None:
     before = way(fed(job(**stop), *second_by_second(60)))
     after = way(fed(job(**stop), *second_by_second(10, since=51)))
     assert before == after == (60, 40)
+
+
+def test_data_that_grow_faster_than_they_are_passed_have_no_end_in_sight() -> None:
+    grown = [step(0, 26, 36.0, epochs=1.3), step(0, 27, 37.0, epochs=0.1)]
+    assert way(fed(job(maxEpochs=10), *second_by_second(25), *grown)) == (None, None)
+    without = [step(0, number, 10.0 + number) for number in range(1, 5)]
+    assert way(fed(job(maxEpochs=10), *without)) == (None, None)
 
 
 def test_a_worker_that_goes_back_to_a_checkpoint_tells_no_negative_pace() -> None:

@@ -112,6 +112,37 @@ def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():
     assert view.remaining() == "1:30"
 
 
+@pytest.mark.parametrize(("epochs", "remaining"), [(5, "0:40"), (1, "0:00"), (None, "—")], ids=str)
+def test_epochs_left_are_counted_at_the_pace_of_the_run(epochs, remaining):
+    """Both workers count the samples of both: a tenth of the data in each second."""
+    given = [
+        StepRecord(
+            float(i), Rank(rank), 1, i, 1.0, 8, 16, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8 * i,
+            epochs=i / 10,
+        )
+        for i in range(1, 11)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    view, _, _ = view_of(
+        given=given, max_steps=None, max_seconds=None, target_accuracy=None, max_epochs=epochs
+    )
+    assert view.remaining() == remaining
+
+
+def test_where_the_data_grow_faster_than_they_are_passed_no_end_is_foreseen():
+    given = [
+        StepRecord(
+            float(i), Rank(0), 1, i, 1.0, 8, 16, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8 * i,
+            epochs=1 / i,
+        )
+        for i in range(1, 11)
+    ]  # fmt: skip
+    view, _, _ = view_of(
+        given=given, max_steps=None, max_seconds=None, target_accuracy=None, max_epochs=5
+    )
+    assert view.remaining() == "—"
+
+
 @pytest.mark.parametrize("width", [80, 120, 150])
 def test_a_narrow_terminal_shows_each_links_rate_in_lines_of_their_own(width):
     view, console, _ = view_of(width=width)

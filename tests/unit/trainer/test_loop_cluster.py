@@ -1,7 +1,8 @@
 """Facts: workers in lock step that vanish, alone or two at once, the lowest rank too, and come back
 while messages are on their way, meet the others at an iteration: every worker holds bit-identical
 weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
-Before `minSites` sites are there nobody begins, however many workers of one site are.
+Before `minSites` sites are there nobody begins, however many workers of one site are. Each step tells
+how often all have gone through the data.
 
 Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
 Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
@@ -37,6 +38,17 @@ def differing(nodes: list[Node]) -> list[int]:
         for iteration, weights_hash in node.hashes.items():
             known.setdefault(iteration, set()).add(weights_hash)
     return sorted(iteration for iteration, hashes in known.items() if len(hashes) > 1)
+
+
+def test_a_step_tells_how_often_the_data_were_passed() -> None:
+    """A thousand samples (`loop_cluster`), a global batch each step."""
+    job = synchronous_job(1, 5)
+    node = Node(job, Rank(0), Network(random.Random(0), 0.0), 1, 0.0).start()
+    node.thread.join(60)
+    assert node.error is None
+    batch = job.spec.batching.global_batch_size.initial
+    told = [step.epochs for step in node.steps]
+    assert told == [iteration * batch / 1000 for iteration in range(1, 6)]
 
 
 @pytest.mark.parametrize("seed", range(2))

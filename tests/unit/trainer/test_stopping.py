@@ -33,6 +33,13 @@ def test_iterations_made_without_this_worker_count_for_the_job_alone() -> None:
     assert known == progress(iteration=7, own_samples=40, job_samples=90 + 4 * 30)
 
 
+def test_an_epoch_is_a_pass_of_all_workers_over_the_jobs_data() -> None:
+    known = progress(iteration=3, job_samples=90)
+    known.advance(4, local_batch_size=10, global_batch_size=30)
+    assert known.epochs(60) == 2.0
+    assert known.epochs(0) is None
+
+
 def test_an_evaluation_is_due_once_an_interval() -> None:
     schedule = EvaluationSchedule(100, done=2)
     due = [schedule.due(progress(job_samples=n)) for n in (250, 299, 301, 399, 650, 660)]

@@ -33,6 +33,7 @@ class RunDescription:
     target_accuracy: float | None = None
     max_steps: int | None = None
     max_seconds: int | None = None
+    max_epochs: int | None = None
 
     def worker(self, rank: Rank) -> WorkerIdentity | None:
         """The worker of that rank; None: the job cannot have it."""
@@ -59,6 +60,7 @@ def describe(job: Job) -> RunDescription:
         target_accuracy=stop.target_accuracy,
         max_steps=stop.max_steps,
         max_seconds=stop.max_seconds,
+        max_epochs=stop.max_epochs,
     )
 
 

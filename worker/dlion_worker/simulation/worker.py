@@ -315,6 +315,7 @@ class VirtualWorker:
                 exchange_cpu_s=cpu_s * (1 - self._computing_fraction),
                 waited_s=waited_s,
                 samples=self.progress.own_samples,
+                epochs=self.progress.epochs(parts.training_set_samples),
             )
         )
         self.report_links()

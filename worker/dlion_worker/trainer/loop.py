@@ -320,6 +320,7 @@ class TrainingLoop:
                     weights_hash=weights_hash(parts.replica.model.weights_D)
                     if parts.job.spec.trainer.hash_weights
                     else "",
+                    epochs=self.progress.epochs(parts.training_set_samples()),
                 )
             )
         self._refusals.report(parts.inbox.take_refusals(), self.progress.iteration)

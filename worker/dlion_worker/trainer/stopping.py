@@ -28,6 +28,10 @@ class JobProgress:
         self.iteration = iteration
         self.own_samples += local_batch_size
 
+    def epochs(self, training_set_samples: int) -> float | None:
+        """How often all workers together have gone through so many samples; None: through none."""
+        return self.job_samples / training_set_samples if training_set_samples > 0 else None
+
     def take(self, other: JobProgress) -> None:
         """Becomes equal to another."""
         self.iteration, self.own_samples = other.iteration, other.own_samples
