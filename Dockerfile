@@ -109,7 +109,7 @@ LABEL org.opencontainers.image.description="DLion's operator: runs DLionJobs of 
 COPY --from=operator-packages /opt/dlion/ /opt/dlion/
 COPY --from=operator-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "dlion_operator"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_operator"]
 CMD ["--config", "/etc/dlion-operator/config.yaml"]
 
 
@@ -118,7 +118,7 @@ LABEL org.opencontainers.image.description="DLion's sidecar: steers one worker, 
 COPY --from=sidecar-packages /opt/dlion/ /opt/dlion/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "dlion_worker.pod"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
 CMD ["sidecar"]
 
 
@@ -132,5 +132,5 @@ ENV KERAS_HOME=/tmp/.keras \
 COPY --from=kernels /opt/kernels/ /opt/kernels/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "dlion_worker.pod"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
 CMD ["trainer"]

@@ -38,6 +38,9 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER: Final = "trainer"
 SIDECAR_CONTAINER: Final = "sidecar"
 KEEPER_CONTAINER: Final = "keeper"
+HOLDING_BACK_SIGTERM: Final = ("env", "--block-signal=TERM")
+"""Before a container's command (GNU coreutils): a process 1 never gets a signal that it does not
+handle yet, unless the signal is blocked; it unblocks this one when it handles it."""
 
 EXCHANGE: Final = "exchange"
 MEASURING: Final = "measuring"

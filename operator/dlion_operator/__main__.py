@@ -1,90 +1,33 @@
 """`python -m dlion_operator --config FILE`: the operator of one site.
 
-Puts the parts together: kopf's watches, the loops of the jobs, the coordinator, health and metrics.
-A watch error that kopf cannot mend ends this process; it is meant to be started again.
+Takes SIGTERM from the first on: what an operator is made of takes seconds to import, and the kernel
+drops a signal to process 1 that nobody handles. kopf handles it later. Its containers start it with
+SIGTERM held back (`HOLDING_BACK_SIGTERM`), so that one that comes before Python runs is not lost.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import logging
 import os
+import signal
 import sys
-from pathlib import Path
+from types import FrameType
 
-import kopf
-
-from dlion_api.errors import DLionError, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_operator.handlers import registry_of
-from dlion_operator.settings import Settings, load_settings
-from dlion_operator.site_operator import SiteOperator
-
-_LOG = logging.getLogger("dlion_operator")
-
-NAMESPACE_VARIABLE = "POD_NAMESPACE"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs until it is told to end; the exit code."""
-    options = _parser().parse_args(arguments)
-    kopf.configure(
-        debug=options.log_level == "DEBUG",
-        quiet=options.log_level == "WARNING",
-        log_format=kopf.LogFormat.JSON if options.log_format == "json" else kopf.LogFormat.FULL,
-    )
-    if options.log_level != "DEBUG":
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event
-    if options.kubeconfig is not None:
-        os.environ["KUBECONFIG"] = str(options.kubeconfig)
-    try:
-        settings = load_settings(options.config)
-        asyncio.run(_run(settings, options))
-    except SpecError as error:
-        _LOG.error("%s", error)
-        return ExitCode.SPEC
-    except (DLionError, OSError) as error:
-        _LOG.error("%s", error)
-        return ExitCode.UNAVAILABLE
-    return ExitCode.OK
+def main() -> int:
+    """The exit code."""
+    signal.signal(signal.SIGTERM, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    from dlion_operator.process import main as run
+
+    return run()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dlion_operator", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the site's settings (YAML)")
-    parser.add_argument(
-        "--kubeconfig", type=Path, help="a cluster to work with from outside (default: this pod's)"
-    )
-    parser.add_argument(
-        "--namespace",
-        default=os.environ.get(NAMESPACE_VARIABLE, "default"),
-        help=f"the operator's own namespace (default: ${NAMESPACE_VARIABLE})",
-    )
-    parser.add_argument("--log-format", choices=["json", "text"], default="text")
-    parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING"], default="INFO")
-    return parser
-
-
-async def _run(settings: Settings, options: argparse.Namespace) -> None:
-    operator = SiteOperator(settings, namespace=options.namespace, kubeconfig=options.kubeconfig)
-    registry = registry_of(
-        operator.store,
-        operator.trigger,
-        start=operator.start,
-        stop=operator.stop,
-    )
-    try:
-        await kopf.operator(
-            registry=registry,
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=list(settings.namespaces),
-        )
-    except Exception:
-        if operator.failure is None:
-            raise
-        raise operator.failure from None  # kopf's own words say less
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """At once: nothing has begun that would have to be put in order, and an import that is broken
+    off by an exception may take it for its own."""
+    os._exit(ExitCode.OK)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,8 @@ class PodRun:
         *,
         enter: Sequence[str] = (),
     ) -> None:
-        command = [*enter, sys.executable, "-m", "dlion_worker.pod", role, "--root", str(root)]
+        command = [*enter, *names.HOLDING_BACK_SIGTERM, sys.executable, "-m", "dlion_worker.pod"]
+        command += [role, "--root", str(root)]
         command += ["--listen-host", environment[names.POD_IP_VARIABLE]]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

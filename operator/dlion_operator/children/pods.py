@@ -116,7 +116,7 @@ def container(
         "name": role,
         "image": image,
         "imagePullPolicy": settings.images.pull_policy,
-        "command": ["python3", "-m", "dlion_worker.pod", role],
+        "command": [*names.HOLDING_BACK_SIGTERM, "python3", "-m", "dlion_worker.pod", role],
         "env": [
             {
                 "name": names.POD_IP_VARIABLE,

@@ -2,7 +2,8 @@
 
 Trainer and sidecar are replaced by their process (`exec`): one process less, and signals reach it
 without a detour. SIGTERM is held back meanwhile; the process takes it when it handles it, since
-the kernel gives a PID 1 no signal that it does not handle.
+the kernel gives a PID 1 no signal that it does not handle. Containers do so from their first
+instruction on (`HOLDING_BACK_SIGTERM`), and this process where it was started otherwise.
 """
 
 from __future__ import annotations

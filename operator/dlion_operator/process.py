@@ -1,0 +1,89 @@
+"""The operator of one site as a process, from its flags to its exit code.
+
+Puts the parts together: kopf's watches, the loops of the jobs, the coordinator, health and metrics.
+A watch error that kopf cannot mend ends this process; it is meant to be started again. Called by
+`__main__`, before which nothing of this is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import kopf
+
+from dlion_api.errors import DLionError, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_operator.handlers import registry_of
+from dlion_operator.settings import Settings, load_settings
+from dlion_operator.site_operator import SiteOperator
+
+_LOG = logging.getLogger("dlion_operator")
+
+NAMESPACE_VARIABLE = "POD_NAMESPACE"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs until it is told to end; the exit code."""
+    options = _parser().parse_args(arguments)
+    kopf.configure(
+        debug=options.log_level == "DEBUG",
+        quiet=options.log_level == "WARNING",
+        log_format=kopf.LogFormat.JSON if options.log_format == "json" else kopf.LogFormat.FULL,
+    )
+    if options.log_level != "DEBUG":
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event
+    if options.kubeconfig is not None:
+        os.environ["KUBECONFIG"] = str(options.kubeconfig)
+    try:
+        settings = load_settings(options.config)
+        asyncio.run(_run(settings, options))
+    except SpecError as error:
+        _LOG.error("%s", error)
+        return ExitCode.SPEC
+    except (DLionError, OSError) as error:
+        _LOG.error("%s", error)
+        return ExitCode.UNAVAILABLE
+    return ExitCode.OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dlion_operator", description="The operator of one site."
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the site's settings (YAML)")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="a cluster to work with from outside (default: this pod's)"
+    )
+    parser.add_argument(
+        "--namespace",
+        default=os.environ.get(NAMESPACE_VARIABLE, "default"),
+        help=f"the operator's own namespace (default: ${NAMESPACE_VARIABLE})",
+    )
+    parser.add_argument("--log-format", choices=["json", "text"], default="text")
+    parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING"], default="INFO")
+    return parser
+
+
+async def _run(settings: Settings, options: argparse.Namespace) -> None:
+    operator = SiteOperator(settings, namespace=options.namespace, kubeconfig=options.kubeconfig)
+    registry = registry_of(
+        operator.store,
+        operator.trigger,
+        start=operator.start,
+        stop=operator.stop,
+    )
+    try:
+        await kopf.operator(
+            registry=registry,
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=list(settings.namespaces),
+        )
+    except Exception:
+        if operator.failure is None:
+            raise
+        raise operator.failure from None  # kopf's own words say less

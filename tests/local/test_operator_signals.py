@@ -1,0 +1,48 @@
+"""Facts: the operator ends in order at a SIGTERM however early: when Python has just been started,
+and while what the operator is made of is imported.
+
+Real processes, started as the image starts them. Left out: that process 1 of a container gets a
+signal that was held back (tests/local/test_pods.py), an operator at work (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlion_api.cluster_names import HOLDING_BACK_SIGTERM
+from dlion_api.exit_codes import ExitCode
+
+WITHIN_S = 30.0
+
+
+def has_begun(process: Path) -> bool:
+    """`env` has become Python."""
+    return (process / "exe").readlink().name.startswith("python")
+
+
+def imports(process: Path) -> bool:
+    """aiohttp's own code is there: kopf is being imported."""
+    return "aiohttp" in (process / "maps").read_text()
+
+
+@pytest.mark.parametrize(("moment", "times"), [(has_begun, 20), (imports, 5)])
+def test_an_operator_ends_at_a_signal_that_comes_early(
+    tmp_path: Path, moment: Callable[[Path], bool], times: int
+) -> None:
+    """Without its settings it would end by itself, but not with this code."""
+    config = str(tmp_path / "none.yaml")
+    command = [*HOLDING_BACK_SIGTERM, sys.executable, "-m", "dlion_operator", "--config", config]
+    for _ in range(times):
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as operator:
+            deadline_s = time.monotonic() + WITHIN_S
+            while not moment(Path(f"/proc/{operator.pid}")):  # no pause: it is over soon
+                assert time.monotonic() < deadline_s
+            operator.send_signal(signal.SIGTERM)
+            assert operator.wait(WITHIN_S) == ExitCode.OK
