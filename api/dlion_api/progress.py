@@ -1,8 +1,8 @@
 """What a worker tells the coordinator as it trains, and what `events.jsonl` holds a line of.
 
 Each record becomes one JSON object with its kind (`record_to_json`, `record_from_json`). Times are
-seconds since the run began by the worker's own monotonic clock, offset once at joining; no wall
-clock is compared between machines.
+seconds since the run began by the worker's own monotonic clock, set by what the coordinator says at
+joining; no wall clock is compared between machines.
 """
 
 from __future__ import annotations

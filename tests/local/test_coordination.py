@@ -13,7 +13,7 @@ import contextlib
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,8 @@ class Site:
     job: Job = field(default_factory=lambda: load_job(DOCUMENT))
     records: list[ProgressRecord] = field(default_factory=list)
     port: int = 0
+    age_s: float = 0.0
+    """Of the run when the coordinator starts."""
 
     def __post_init__(self) -> None:
         names = [site.name for site in self.job.spec.sites] if self.secure else []
@@ -95,6 +97,7 @@ class Site:
             authorities=self.authorities,
             tokens=self.tokens,
             on_record=self.records.append,
+            start_time_monotonic_s=time.monotonic() - self.age_s,
         )
         self.coordinator = CoordinatorThread(server, self.job.key)
         self.port = self.coordinator.start()
@@ -290,6 +293,48 @@ def test_records_arrive_in_order_and_the_end_flushes_them(site: Site) -> None:
     client.report(event(0, str(number)) for number in range(1000))
     assert client.finish()
     assert messages(site) == [str(number) for number in range(1000)]
+
+
+def test_records_have_the_runs_time_whoever_makes_them_and_when(tmp_path: Path) -> None:
+    """A worker that needs long to start hears only at joining when the run began, and tells things
+    before: their times are right all the same."""
+    site = Site(tmp_path, age_s=1000.0)
+
+    def told() -> list[tuple[str, float]]:
+        mine = [r for r in site.records if isinstance(r, EventRecord) and r.reason == "Tested"]
+        return [(record.message, round(record.time_s, -2)) for record in mine]
+
+    late = site.client(0)
+    late.report([event(0, "before joining")])
+    late.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(told, "reported")
+    late.report([event(0, "after it")])
+    late.close()
+    again = site.client(0)  # it knows from its state folder
+    again.join("127.0.0.1:1", "", lambda _: None)
+    again.report([event(0, "after a restart")])
+    assert again.finish()
+    site.coordinator.close()
+    assert told() == [("before joining", 1000), ("after it", 1000), ("after a restart", 0)]
+
+
+def test_what_the_runner_says_of_the_runs_begin_counts(tmp_path: Path) -> None:
+    """`dlion run` has one clock for all processes of a machine; its coordinator began before."""
+    site = Site(tmp_path, age_s=1000.0)
+    config = replace(site.config(0), start_time_monotonic_s=time.monotonic())
+    client = CoordinationClient(
+        config,
+        job=site.job.key,
+        worker=site.job.workers()[0],
+        spec_hash=site.job.hash(),
+        incarnation=1,
+    )
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    client.report([event(0, "told")])
+    assert client.finish()
+    site.coordinator.close()
+    assert [record.time_s for record in site.records] == [1.0]
 
 
 def test_a_wish_to_stop_reaches_those_there_and_those_who_come_later(site: Site) -> None:

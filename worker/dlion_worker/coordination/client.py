@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,11 @@ class CoordinationClient:
         self._start_s = _first_finite(
             config.start_time_monotonic_s, kept.start_time_monotonic_s if kept else None
         )
+        self._placing = threading.Lock()
+        self._unplaced: list[ProgressRecord] = []
+        """Given to `report` before anybody said when the run began."""
         self._created_s = time.monotonic()
+        self._times_count_from_s = self.start_time_monotonic_s()
         self._stop_reason: str | None = None
         self._error: DLionError | None = None
         self._closing = False
@@ -147,10 +152,18 @@ class CoordinationClient:
     def report(self, records: Iterable[ProgressRecord]) -> None:
         """Queues records and returns; what waits too long gives way, steps and links first.
 
+        Their times count from what `start_time_monotonic_s` was when this client was made. They
+        are sent by the run's clock, as it is known when they come: a new worker waits for the
+        coordinator's first word.
+
         Raises:
             ContractError: a record cannot be sent (`dlion_api.records`): a defect of the caller.
         """
-        self._sender.put(records)
+        with self._placing:
+            if self._start_s is None and self._membership is None:
+                self._unplaced += records
+            else:
+                self._sender.put(map(self._placed, records))
 
     def membership(self) -> Membership | None:
         """The last membership known: the coordinator's, or the kept one until it speaks."""
@@ -169,7 +182,7 @@ class CoordinationClient:
         return bool(self._streams) and self._streams[-1].connected
 
     def start_time_monotonic_s(self) -> float:
-        """`time.monotonic()` at which the run began, as the coordinator or the runner says.
+        """`time.monotonic()` at which the run began, as the runner says; else the coordinator.
 
         Until either has spoken: when this client was made.
         """
@@ -185,6 +198,7 @@ class CoordinationClient:
 
     def _close(self, flush_s: float, *, finished: bool) -> bool:
         self._closing = True
+        self._place_unplaced()
         taken = self._sender.close(flush_s=flush_s, finished=finished)
         for stream in self._streams:
             stream.close()
@@ -197,10 +211,9 @@ class CoordinationClient:
     def _take(self, update: coordination_pb2.MembershipUpdate) -> None:
         """Runs in the join threads."""
         with self._lock:
-            if math.isfinite(update.elapsed_s):
+            if math.isfinite(update.elapsed_s) and self._config.start_time_monotonic_s is None:
                 # An update may lie here for long before this process comes to it; never too short.
-                began_s = time.monotonic() - update.elapsed_s
-                self._start_s = began_s if self._start_s is None else min(self._start_s, began_s)
+                self._note_start(time.monotonic() - update.elapsed_s)
             if update.stop_reason:
                 self._note_stop(update.stop_reason)
             if update.site_bundles_pem and self._on_bundles is not None:
@@ -215,6 +228,21 @@ class CoordinationClient:
             self._membership = membership
             self._keep(membership)
             self._on_membership(membership)
+
+    def _note_start(self, began_s: float) -> None:
+        with self._placing:
+            self._start_s = began_s if self._start_s is None else min(self._start_s, began_s)
+        self._place_unplaced()
+
+    def _place_unplaced(self) -> None:
+        with self._placing:
+            unplaced, self._unplaced = self._unplaced, []
+            self._sender.put(map(self._placed, unplaced))
+
+    def _placed(self, record: ProgressRecord) -> ProgressRecord:
+        """That record by the run's clock."""
+        later_s = self._times_count_from_s - self.start_time_monotonic_s()
+        return replace(record, time_s=record.time_s + later_s) if later_s else record
 
     def _keep(self, membership: Membership) -> None:
         try:
