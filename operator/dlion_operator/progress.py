@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from dlion_api.drift import DriftMeter
 from dlion_api.membership import Membership
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, ProgressRecord, StepRecord
@@ -61,6 +62,8 @@ class RunProgress:
         self._job = job
         self._workers: dict[Rank, _Worker] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
+        self._drifting = DriftMeter()
+        self._drift: float | None = None
         self._members: tuple[WorkerIdentity, ...] = job.workers()
         self._most_ranks = 2 * (job.workers()[-1].rank + 1) + MORE_RANKS
         self.training = False
@@ -92,6 +95,8 @@ class RunProgress:
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
                 worker.accuracy = record.accuracy
+                if (compared := self._drifting.add(record)) is not None:
+                    self._drift = compared[1] if math.isfinite(compared[1]) else None
             case LinkRecord() if record.peer < self._most_ranks:
                 self._links[record.rank, record.peer] = record
             case EventRecord(reason=EventReason.TRAINING_STARTED):
@@ -202,6 +207,7 @@ class RunProgress:
         figures = [
             ("loss", sum(losses) / len(losses) if losses else None, "{:.4g}"),
             ("accuracy", sum(accuracies) / len(accuracies) if accuracies else None, "{:.4f}"),
+            ("drift", self._drift, "{:.4g}"),
             ("globalBatchSize", max((w.global_batch_size for w in workers), default=0), "{:d}"),
             ("iteration", self._trained()[1], "{:d}"),
         ]

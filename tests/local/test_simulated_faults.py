@@ -20,10 +20,10 @@ import pytest
 import yaml
 from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
 
+from dlion_api.drift import DriftMeter
 from dlion_api.exit_codes import ExitCode
 from dlion_api.records import record_from_json
 from dlion_worker.environments.loss import tcp_bytes_per_s
-from dlion_worker.results.drift import DriftMeter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Facts: progress and time left follow whichever end comes first (steps, seconds, or passes over
 data that may grow), from the pace that is measured; an operator that starts anew in mid-run
-reckons as before; the figures are means over replicas, without those that are not finite; the pair
-of sites with the least bandwidth is named; what a worker says of peers that cannot be is not kept;
-links count that a worker that is there spoke of last.
+reckons as before; the figures are means over replicas, without those that are not finite, and how
+far these are apart; the pair of sites with the least bandwidth is named; what a worker says of
+peers that cannot be is not kept; links count that a worker that is there spoke of last.
 
 Left out: which record is believed (tests/unit/coordinator), how a status is written.
 """
@@ -58,8 +58,10 @@ def link(rank: int, peer: int, bandwidth: float | None, *, connected: bool = Tru
     return LinkRecord(1.0, Rank(rank), Rank(peer), 1, 0, 0, 0, 0, None, bandwidth, 0, connected)
 
 
-def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
-    return EvaluationRecord(1.0, Rank(rank), 1, 10, accuracy, 1.0, 10)
+def evaluation(
+    rank: int, accuracy: float, sketch: tuple[float, ...] = (), time_s: float = 1.0
+) -> EvaluationRecord:
+    return EvaluationRecord(time_s, Rank(rank), 1, 10, accuracy, 1.0, 10, (), sketch, 5.0)
 
 
 def fed(of: Job, *records: Any) -> RunProgress:
@@ -150,6 +152,17 @@ def test_a_worker_that_goes_back_to_a_checkpoint_tells_no_negative_pace() -> Non
 def test_records_that_come_twice_change_nothing() -> None:
     records = [*second_by_second(25), evaluation(0, 0.5)]
     assert figures(fed(job(), *records, records[-1])) == figures(fed(job(), *records))
+
+
+def test_the_drift_is_the_last_in_which_replicas_could_be_compared() -> None:
+    progress = fed(job(), step(0, 1, 1.0), evaluation(0, 0.5, (3.0, 4.0)))
+    assert "drift" not in figures(progress)
+    progress.take(evaluation(1, 0.5, (3.0, 3.0)))
+    assert figures(progress)["drift"] == "0.2"
+    progress.take(evaluation(1, 0.5, (3.0, 3.0), time_s=2.0))
+    assert figures(progress)["drift"] == "0.2"
+    progress.take(evaluation(0, 0.5, (math.nan, 4.0), time_s=2.0))
+    assert "drift" not in figures(progress)
 
 
 def test_figures_are_means_over_replicas_without_those_not_finite() -> None:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlion_api.drift import DriftMeter
 from dlion_api.names import Rank
 from dlion_api.progress import (
     DirectiveRecord,
@@ -22,7 +23,6 @@ from dlion_api.progress import (
     StepRecord,
 )
 from dlion_worker.results.curves import Curve
-from dlion_worker.results.drift import DriftMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,13 +5,14 @@ and compares replicas at equal times; a replica that falls silent is left out.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
+from dlion_api.drift import DriftMeter, drift
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
-from dlion_worker.results.drift import DriftMeter, drift
 
 
 def naive_drift(weights):
@@ -39,6 +40,11 @@ def test_drift_from_sketches_is_near_that_of_the_weights():
 
 def test_equal_replicas_do_not_drift():
     assert drift([(3.0, -1.0, 2.0)] * 3, [1.0] * 3) == 0
+
+
+def test_replicas_that_are_not_finite_have_no_figure():
+    assert math.isnan(drift([(1.0,), (math.nan,), (2.0,)], [1.0] * 3))
+    assert math.isnan(drift([(1.0,), (2.0,)], [math.inf, -math.inf]))
 
 
 def test_one_replica_or_no_weights_have_no_drift():
