@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -32,9 +33,15 @@ from dlion_cli.simulate import (
 from dlion_worker.results.description import RunDescription, describe_folder
 from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
+from dlion_worker.results.renumbered import counted_ranks, renumbered
 from dlion_worker.results.replayed import Figure, figures_of, side_by_side
 from dlion_worker.results.summary import SCHEMA_VERSION
 from dlion_worker.simulation.recorded import Recorded, recorded_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dlion_api.progress import ProgressRecord
 
 REPLAY = "replay.json"
 
@@ -44,6 +51,7 @@ class _Replayed:
     """What is replayed, and how it is to be spoken of."""
 
     folder: Path
+    about: RunDescription
     recorded: Recorded
     assignments: tuple[str, ...]
 
@@ -79,10 +87,10 @@ def replay(
 ) -> int:
     """Simulate the run of result folder RUN again, with its measured speeds and link rates.
 
-    RUN was made by `dlion run` or `dlion simulate`. Its manifest is trained anew with real
-    gradients, under --set in place of what it says; every worker is as fast, and every link
-    carries as much, as was measured at that time of the run. Without --set the table tells how far
-    off a replay is; with it, what the setting would have changed.
+    RUN was made by `dlion run` or `dlion simulate`, or is a cluster's (`dlion fetch --all`). Its
+    manifest is trained anew with real gradients, under --set in place of what it says; every worker
+    is as fast, and every link carries as much, as was measured at that time of the run. Without
+    --set the table tells how far off a replay is; with it, what the setting would have changed.
 
     Under quotas a byte takes as much of a worker's CPU as it took in RUN, else a step's exchange as
     much time: for a policy that computes less or more, give --exchange-cost. A link whose rate was
@@ -99,10 +107,8 @@ def replay(
     job = load_manifest(apply_set(dict(about.document), assignments), source=source, lines=None)
     refuse_suspended(job, source)
     refuse_endless(job, source)
-    _refuse_ranks_by_group(about, folder)
     _refuse_other_workers(job, len(about.workers), folder)
-    was = load_manifest(dict(about.document), source=source, lines=None)
-    recorded = _recorded(folder, was)
+    recorded = _recorded(folder, about)
     asked = Asked(
         job=job,
         plan=recorded.plan,
@@ -123,25 +129,38 @@ def replay(
         output=output,
     )
     return simulate_into_folder(
-        asked, partial(_show, replayed=_Replayed(folder, recorded, assignments))
+        asked, partial(_show, replayed=_Replayed(folder, about, recorded, assignments))
     )
 
 
-def _recorded(folder: Path, job: Job) -> Recorded:
-    """The conditions of that run, whose manifest was `job`. Raises: DataError."""
+def _recorded(folder: Path, about: RunDescription) -> Recorded:
+    """The conditions of that run. Raises: DataError."""
     bad_lines: list[BadLine] = []
-    environment = read_environment(folder)
+    environment, job = read_environment(folder), about.job.with_counted_ranks()
     with Console(stderr=True).status(f"reading {folder}"):
         recorded = recorded_plan(
-            read_events(folder / EVENTS, bad_lines.append),
+            _records(folder, about, bad_lines.append),
             job.workers(),
             latencies=environment.latencies(job),
-            has_quotas=environment.has_quotas,
+            has_quotas=environment.has_quotas or _had_limits(about.job),
             source=str(folder),
         )
     if bad_lines:
         click.echo(f"dlion: {len(bad_lines)} lines of {folder / EVENTS} cannot be read", err=True)
     return recorded
+
+
+def _records(
+    folder: Path, about: RunDescription, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[ProgressRecord]:
+    """Those of the manifest's workers, by counted ranks, as a simulation has them."""
+    return renumbered(read_events(folder / EVENTS, on_bad_line), counted_ranks(about.job))
+
+
+def _had_limits(job: Job) -> bool:
+    """Whether each worker was a container with a limit on CPU."""
+    groups = [group for site in job.spec.sites for group in site.groups]
+    return job.may_grow and all("cpu" in group.resources.limits for group in groups)
 
 
 def _refuse_other_version(folder: Path) -> None:
@@ -158,15 +177,6 @@ def _refuse_other_version(folder: Path) -> None:
         )
 
 
-def _refuse_ranks_by_group(about: RunDescription, folder: Path) -> None:
-    """A replay counts ranks, and takes the records' as they are."""
-    if about.workers != about.job.with_counted_ranks().workers():
-        raise DataError(
-            f"{folder}: cannot be replayed: its workers are numbered by group, as in every cluster,"
-            " and it has several groups. Replay a run of one group, or use dlion simulate"
-        )
-
-
 def _refuse_other_workers(job: Job, count: int, folder: Path) -> None:
     if len(job.workers()) != count:
         raise click.UsageError(
@@ -178,7 +188,7 @@ def _refuse_other_workers(job: Job, count: int, folder: Path) -> None:
 def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
     """The replay's own end, then both runs beside each other."""
     ranks = [worker.rank for worker in asked.job.workers()]
-    before = figures_of(read_events(replayed.folder / EVENTS), ranks)
+    before = figures_of(_records(replayed.folder, replayed.about), ranks)
     after = figures_of(read_events(finished.folder / EVENTS), ranks)
     rows = side_by_side(before, after)
     document = {

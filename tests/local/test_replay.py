@@ -48,13 +48,49 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_clusters_run_of_several_groups_is_refused(tmp_path: Path) -> None:
-    document = job_document({"plant-a": 2, "plant-b": 1})
+def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
+    """That run's folder with workers numbered by group, and one by which a group had grown."""
+    document = yaml.safe_load((run / "job.yaml").read_text())
+    for site in document["spec"]["sites"]:
+        for group in site["groups"]:
+            group["resources"] = resources
     job = load_job(document).with_room_to_grow()
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.to_document()))
-    done = command("replay", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert done.returncode == ExitCode.DATA, done.stderr
-    assert "its workers are numbered by group" in done.stderr
+    counted = load_job(document).workers()
+    ranks = {w.rank: job.worker_at(w.site, w.group, w.index).rank for w in counted}
+    assert ranks == {0: 0, 1: 2, 2: 4, 3: 1}
+    folder.mkdir()
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.to_document()))
+    with (folder / "events.jsonl").open("w") as lines:
+        for line in (run / "events.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            for field in ("rank", "peer"):
+                if field in record:
+                    record[field] = ranks[record[field]]
+            for field in ("budget_bytes", "capacities", "bandwidth_bytes_per_s"):
+                if isinstance(record.get(field), dict):
+                    record[field] = {ranks[int(r)]: value for r, value in record[field].items()}
+            lines.write(json.dumps(record) + "\n")
+            if record["kind"] == "step" and record["rank"] == 1:
+                lines.write(json.dumps({**record, "rank": 6}) + "\n")
+    return folder
+
+
+def test_a_clusters_run_is_replayed_by_counted_ranks(simulated: Path, tmp_path: Path) -> None:
+    """To the digit as the same run from one machine."""
+    folder = as_in_a_cluster(simulated, tmp_path / "cluster")
+    (folder / "environment.yaml").write_bytes((simulated / "environment.yaml").read_bytes())
+    once = replay(simulated, tmp_path / "once")
+    again = replay(folder, tmp_path / "again")
+    assert again["replay"]["figures"] == once["replay"]["figures"]
+    assert len(again["replay"]["figures"]) > 10
+
+
+def test_containers_with_a_limit_on_cpu_had_a_quota(simulated: Path, tmp_path: Path) -> None:
+    few = ("--set", "trainer.stop={maxSteps: 2}")
+    free = as_in_a_cluster(simulated, tmp_path / "free")
+    assert not replay(free, tmp_path / "a", *few)["replay"]["exchangeCoreSPerByte"]
+    held = as_in_a_cluster(simulated, tmp_path / "held", limits={"cpu": "2"})
+    assert set(replay(held, tmp_path / "b", *few)["replay"]["exchangeCoreSPerByte"]) == set("0123")
 
 
 def figures(summary: Any) -> dict[str, Any]:

@@ -195,7 +195,8 @@ def _refuse_incomplete(workers: Sequence[WorkerIdentity], seen: _Seen, source: s
     if without:
         raise DataError(
             f"{source}: no step of worker {', '.join(without)} is recorded, so nothing is known of "
-            "its speed. Replay a run in which every worker has trained"
+            "its speed. Replay a run in which every worker has trained (in a cluster each site's "
+            "keeper records that site's workers alone: replay jobs of one site)"
         )
 
 
