@@ -46,8 +46,8 @@ class Tls:
     """Where the workers' certificates come from."""
 
     mode: Literal["Managed", "Secret", "CertManager", "Disabled"] = setting(
-        "the site's operator signs; a CA in a Secret signs; a cert-manager issuer signs; or links"
-        " are open to anybody.",
+        "the site's operator signs; or links are open to anybody. Not served yet: a CA in a Secret"
+        " signs; a cert-manager issuer signs.",
         default="Managed",
     )
     secret_name: str | None = setting(
