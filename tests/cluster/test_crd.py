@@ -311,6 +311,7 @@ KEPT = {
     "evaluationPath needs path": "a held-out path",
     "siteClasses are for the bySite partition": "classes by site",
     "only a path can be watched": "a watched path",
+    "watch needs evaluationPath": "a watched path",
     "nesterov needs name: sgd and a momentum above 0": "nesterov with momentum",
     "a run needs an end": "an endless run",
     "a built-in program needs a data set": "nothing but what is required",

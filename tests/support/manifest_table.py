@@ -97,7 +97,8 @@ ACCEPTED = [
     Case("files by path", {DATASET: {"path": "data/train", "format": "tfrecord"}}),
     Case("a held-out path", {DATASET: {
         "path": "train.npz", "format": "npz", "evaluationPath": "test.npz"}}),
-    Case("a watched path", {DATASET: {"path": "images", "format": "images", "watch": True}}),
+    Case("a watched path", {DATASET: {
+        "path": "images", "format": "images", "evaluationPath": "held-out", "watch": True}}),
     Case("classes by site", {f"{DATASET}.partition": "bySite", f"{DATASET}.siteClasses": [
         {"site": "plant-b", "classes": [5, 6]}, {"site": "plant-a", "classes": [0, 5]}]}),
     Case("bySite without classes", {f"{DATASET}.partition": "bySite"}),
@@ -205,6 +206,8 @@ REFUSED = [
     Case("a class twice", {f"{DATASET}.keepClasses": [1, 2, 1]}, f"{DATASET}.keepClasses[2]"),
     Case("a negative class", {f"{DATASET}.keepClasses": [-1]}, f"{DATASET}.keepClasses[0]"),
     Case("watching a data set by name", {f"{DATASET}.watch": True}, f"{DATASET}.watch", "rule"),
+    Case("a watched path with nothing that stays held out", {DATASET: {
+        "path": "images", "format": "images", "watch": True}}, f"{DATASET}.watch", "rule"),
     Case("a truth value in quotes", {f"{DATASET}.watch": "true"}, f"{DATASET}.watch"),
     Case("a learning rate of 0", {f"{OPTIMIZER}.learningRate": 0}, f"{OPTIMIZER}.learningRate"),
     Case("a momentum of 1", {f"{OPTIMIZER}.momentum": 1}, f"{OPTIMIZER}.momentum"),

@@ -133,4 +133,11 @@ class Dataset:
             reads=("watch", "path"),
             advice="Give path and format, or leave watch out.",
         ),
+        Rule(
+            cel="!self.watch || !has(self.path) || has(self.evaluationPath)",
+            message="watch needs evaluationPath",
+            holds=lambda it: not it.watch or it.path is None or it.evaluation_path is not None,
+            reads=("watch", "path", "evaluationPath"),
+            advice="Name held-out samples: they must stay the same while the data grows.",
+        ),
     )

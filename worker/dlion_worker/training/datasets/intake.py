@@ -192,7 +192,7 @@ def load_watched(
     job: Job,
     identity: WorkerIdentity,
     path: Path,
-    held_out: Samples | None,
+    held_out: Samples,
     names: list[str] | None,
 ) -> DataSet:
     """The data set as it is at the start, one part per file.
@@ -200,11 +200,6 @@ def load_watched(
     Files that cannot be read yet are left to `FolderWatch`: they may be half written.
     Raises: DataError.
     """
-    if held_out is None:
-        raise DataError(
-            "trainer.dataset.watch: needs evaluationPath: what is held out must stay the same "
-            "while the data grows"
-        )
     if not path.is_dir():
         raise DataError(f"trainer.dataset.watch: not a directory: {path}. Only one can be watched")
     class_count = opening.class_count_of(names, str(path), held_out[1])

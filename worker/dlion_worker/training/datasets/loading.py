@@ -69,6 +69,7 @@ def load(
         open_held_out = partial(opening.open_held_out, evaluation, spec, names)
         held_out = opened.get(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
+        assert held_out is not None  # a rule of the manifest
         return load_watched(job, identity, path, held_out, names)
     open_path = partial(opening.open_path, path, spec, names)
     source = opened.source(path, open_path, reads_all=_reads_all(job))
