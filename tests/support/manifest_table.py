@@ -188,6 +188,7 @@ REFUSED = [
     Case("a module that is a path", {PROGRAM: {"module": "pkg/mod"}}, f"{PROGRAM}.module"),
     Case("half a config map", {PROGRAM: {"configMap": {"name": "net"}}}, f"{PROGRAM}.configMap.key"),
     Case("a built-in program without data", {DATASET: GONE}, DATASET, "rule"),
+    Case("a keras data set that is none of images", {f"{DATASET}.name": "keras:imdb"}, f"{DATASET}.name"),
     Case("data by name and by path", {f"{DATASET}.path": "x", f"{DATASET}.format": "npz"}, DATASET, "rule"),
     Case("a path without a format", {DATASET: {"path": "x"}}, f"{DATASET}.format", "rule"),
     Case("a held-out path without a path", {f"{DATASET}.evaluationPath": "x"},

@@ -32,12 +32,12 @@ class SiteClasses:
 class Dataset:
     """The samples: a data set by name, files by path, or neither where the program loads them."""
 
-    name: str | None = setting(
-        "a data set by name: digits, or keras:<name> for one of keras.datasets.",
+    name: (
+        Literal["digits", "keras:mnist", "keras:fashion_mnist", "keras:cifar10", "keras:cifar100"]
+        | None
+    ) = setting(
+        "a data set by name: digits, or one of those that Keras brings (docs/data.md).",
         default=None,
-        pattern=r"digits|keras:[a-z][a-z0-9_]*",
-        pattern_words="digits or keras:<name>",
-        max_length=64,
     )
     path: str | None = setting(
         "a file or directory, relative to the site's data root.",
