@@ -1,8 +1,8 @@
 """Facts: of a site only its lead publishes, and where it is gone the next rank does; what is
 published is the better of its replica and the average by samples of all that it reaches, as numbers
-of a file that is read again; a peer whose state does not come, or is no state, is left out and
-named; a full disk is reported and the last model stands; closing stops a publication in its middle,
-whether it waits for a peer or evaluates.
+of a file that is read again, and of replicas that were not judged nothing is claimed; a peer whose
+state does not come, or is no state, is left out and named; a full disk is reported and the last
+model stands; closing stops a publication in its middle, whether it waits for a peer or evaluates.
 
 Real models, exchanges with mutual TLS, files and threads; averages are worked out again in NumPy.
 Left out: publishing in a whole run (tests/local/test_growing_data), the model at a run's end.
@@ -169,6 +169,10 @@ class Published:
         return [t for t in threading.enumerate() if t.name == "publisher"]
 
 
+UNKNOWN = dict.fromkeys(["best_replica", "best_replica_accuracy", "mean_replica_accuracy"])
+"""What `model.json` says of replicas that were not judged."""
+
+
 def test_only_the_lead_of_a_site_publishes_and_the_next_rank_after_it(
     peers: list[Peer], tmp_path: Path
 ) -> None:
@@ -192,7 +196,7 @@ def test_the_average_by_samples_is_published_where_it_is_better(
     published.publisher.publish()
     about = published.about()
     assert (about["model"], about["accuracy"]) == ("averaged", 1.0)
-    assert about["best_replica_accuracy"] < 1.0
+    assert UNKNOWN.items() <= about.items(), "two replicas were not judged"
     assert (about["ranks"], about["samples"]) == ([0, 1, 2], 1000)
     assert (about["sites"], about["stop_reason"]) == (["plant-a", "plant-b"], "still training")
     np.testing.assert_allclose(published.weights(), expected_D, rtol=1e-6, atol=1e-7)
@@ -208,6 +212,7 @@ def test_the_own_replica_is_published_where_it_is_better(peers: list[Peer], tmp_
     about = published.about()
     assert (about["model"], about["accuracy"]) == ("replica 0", 1.0)
     assert about["averaged_accuracy"] < 1.0
+    assert UNKNOWN.items() <= about.items(), "the others may be better"
     assert np.array_equal(published.weights(), own.weights_D)
 
 
@@ -252,6 +257,20 @@ def test_a_peer_that_is_gone_is_left_out(peers: list[Peer], tmp_path: Path) -> N
     published.publisher.publish()
     assert published.about()["ranks"] == [0, 1]
     assert published.about()["sites"] == ["plant-a"]
+
+
+def test_the_best_replica_of_one_is_known(peers: list[Peer], tmp_path: Path) -> None:
+    for peer in peers[1:]:
+        peer.exchange.close()
+        peers[0].wait_for(LinkDown)
+    own = peers[0].replica.model
+    published = Published(peers[0], tmp_path, y=answers(own, own.weights_D))
+    published.publisher.publish()
+    assert {key: published.about()[key] for key in UNKNOWN} == {
+        "best_replica": 0,
+        "best_replica_accuracy": 1.0,
+        "mean_replica_accuracy": 1.0,
+    }
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")

@@ -49,25 +49,27 @@ class Replica:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What `model.json` says of the model saved beside it."""
+    """What `model.json` says of the model saved beside it; None: not every replica was judged."""
 
     model: str
     """`averaged`, or `replica <rank>`."""
     accuracy: float
     averaged_accuracy: float
-    best_replica: int
-    best_replica_accuracy: float
-    mean_replica_accuracy: float
+    best_replica: int | None
+    best_replica_accuracy: float | None
+    mean_replica_accuracy: float | None
     ranks: tuple[int, ...]
     sites: tuple[str, ...]
     samples: int
     stop_reason: str
 
     def __str__(self) -> str:
+        mean = self.mean_replica_accuracy
         return (
             f"{self.model} of workers {', '.join(map(str, self.ranks))}: "
-            f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}, "
-            f"mean {self.mean_replica_accuracy:.4f})"
+            f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}"
+            + ("" if mean is None else f", mean {mean:.4f}")
+            + ")"
         )
 
 

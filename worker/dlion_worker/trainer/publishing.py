@@ -132,13 +132,14 @@ class Publisher:
         own_accuracy, averaged_accuracy = self._accuracy(own.state), self._accuracy(averaged)
         is_averaged = averaged_accuracy >= own_accuracy
         ranks = tuple(sorted(replica.rank for replica in replicas))
+        is_alone = len(replicas) == 1  # else there are replicas that nobody has judged
         about = SavedModel(
             model="averaged" if is_averaged else f"replica {own.rank}",
             accuracy=max(own_accuracy, averaged_accuracy),
             averaged_accuracy=averaged_accuracy,
-            best_replica=own.rank,
-            best_replica_accuracy=own_accuracy,
-            mean_replica_accuracy=own_accuracy,
+            best_replica=own.rank if is_alone else None,
+            best_replica_accuracy=own_accuracy if is_alone else None,
+            mean_replica_accuracy=own_accuracy if is_alone else None,
             ranks=ranks,
             sites=tuple(sorted({str(self._job.worker(rank).site) for rank in ranks})),
             samples=sum(replica.samples for replica in replicas),
