@@ -54,7 +54,7 @@ def growing_job(**trainer: Any) -> dict[str, Any]:
             "hashWeights": False,
             **trainer,
         },
-        batching={"globalBatchSize": {"initial": 96, "max": 240}, "dataFraction": 0.5},
+        batching={"globalBatchSize": {"initial": 96, "max": 240}},
         exchange={"policy": "dlion"},
         synchronization={"mode": "bounded"},
         knowledgeTransfer={"policy": "best2all", "everySteps": 50},

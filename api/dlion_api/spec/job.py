@@ -27,7 +27,13 @@ from dlion_api.spec.bounds import (
     AnnotationValue,
     LabelValue,
 )
-from dlion_api.spec.policies import Batching, Exchange, KnowledgeTransfer, Synchronization
+from dlion_api.spec.policies import (
+    GROWING_DATA_FRACTION,
+    Batching,
+    Exchange,
+    KnowledgeTransfer,
+    Synchronization,
+)
 from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import WORKERS_CEL, Site, workers_of
 from dlion_api.spec.topologies import TOPOLOGY_RULES
@@ -213,6 +219,14 @@ class Spec:
         *TOPOLOGY_RULES,
     )
     transitions: ClassVar[tuple[TransitionRule, ...]] = SPEC_TRANSITIONS
+
+    @property
+    def data_fraction(self) -> float:
+        """The part of the batch that follows the workers' samples, by default where data grow."""
+        if self.batching.data_fraction is not None:
+            return self.batching.data_fraction
+        grows = self.trainer.dataset.watch and self.batching.policy != "even"
+        return GROWING_DATA_FRACTION if grows else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 from dlion_api.document import Rule, setting
 
 MOST_BATCH = 10**6
+GROWING_DATA_FRACTION = 0.5
+"""`dataFraction` of a job that watches its data and says nothing of it."""
 OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
 """Exchange policies whose workers need not know beforehand who may ever take part."""
 
@@ -84,10 +86,11 @@ class Batching:
         " goodput the global batch follows the measured gradient noise too (docs/exchange.md).",
         default="weighted",
     )
-    data_fraction: float = setting(
+    data_fraction: float | None = setting(
         "part of the batch that is shared out by the workers' numbers of samples instead: data that"
-        " come to a worker then raise its share.",
-        default=0.0,
+        " come to a worker then raise its share. Where it is not given: 0.5 with dataset.watch,"
+        " unless the policy is even; else 0.",
+        default=None,
         minimum=0,
         maximum=1,
     )

@@ -33,7 +33,7 @@ CPU_S_PER_SAMPLE = 0.01
 GLOBAL = 192
 
 
-def job_of(count: int, **batching: object) -> Job:
+def job_of(count: int, *, dataset: dict[str, object] | None = None, **batching: object) -> Job:
     return load_job(
         {
             "apiVersion": "dlion.dev/v1alpha1",
@@ -44,7 +44,7 @@ def job_of(count: int, **batching: object) -> Job:
                 "trainer": {
                     "image": "dlion",
                     "program": {"builtin": "cipher"},
-                    "dataset": {"name": "digits"},
+                    "dataset": dataset or {"name": "digits"},
                     "stop": {"maxSteps": 10},
                 },
                 "batching": {
@@ -219,13 +219,27 @@ def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
     assert train(range(60, 120)) == [400, 400]
 
 
+WATCHED: dict[str, object] = {
+    "path": "cameras/{rank}", "format": "images", "evaluationPath": "held-out", "watch": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("fraction", "before", "after"), [(0.0, [100, 100], [100, 100]), (0.5, [100, 100], [75, 125])]
+    ("dataset", "batching", "after"),
+    [
+        (None, {}, [100, 100]),
+        (None, {"dataFraction": 0.5}, [75, 125]),
+        (WATCHED, {}, [75, 125]),
+        (WATCHED, {"dataFraction": 0.0}, [100, 100]),
+        (WATCHED, {"dataFraction": 1.0}, [50, 150]),
+        (WATCHED, {"policy": "even"}, [100, 100]),
+    ],
 )
 def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
-    fraction: float, before: list[int], after: list[int]
+    dataset: dict[str, object] | None, batching: dict[str, object], after: list[int]
 ) -> None:
-    job = job_of(2, dataFraction=fraction, globalBatchSize={"initial": 200, "growth": False})
+    sizes = {"globalBatchSize": {"initial": 200, "growth": False}}
+    job = job_of(2, dataset=dataset, **sizes, **batching)
     directors = [Director(job, Rank(0)), Director(job, Rank(1))]
 
     def train(iterations: range) -> list[int]:
@@ -238,7 +252,7 @@ def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
 
     for director in directors:
         director.handle(Peers(membership_of(job), 2000, 1000), 0.0)
-    assert train(range(1, 20)) == before
+    assert train(range(1, 20)) == [100, 100]
     directors[1].handle(Peers(membership_of(job), 6000, 3000), 20.0)
     assert train(range(20, 40)) == after
 

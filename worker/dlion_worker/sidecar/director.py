@@ -78,7 +78,7 @@ class Director:
         self._shares = BatchShares(
             weighted=job.spec.batching.policy != "even",
             tolerance_fraction=SHARE_TOLERANCE_FRACTION,
-            data_fraction=job.spec.batching.data_fraction,
+            data_fraction=job.spec.data_fraction,
         )
         self._batches: Mapping[Rank, int] = {}
         self._membership: Membership | None = None
