@@ -3,8 +3,9 @@ the workers wait for each other, in mid-training of a tiny model and of `cipher`
 while the report is written: exit code 130, no process, no temporary file, no key left, and a result
 folder with events and a summary that says so. A killed `dlion run` takes everybody with it.
 
-Each case is tried once: the bar is a promise, not a mean. Left out: namespaces and relays (their
-own tests, and `test_network_imposed`).
+No case has attempts of its own: the bar is a promise, not a mean. One that fails is run once more,
+as is every test of real processes, and the report lists it as rerun (CONTRIBUTING.md). Left out:
+namespaces and relays (their own tests, and `test_network_imposed`).
 """
 
 from __future__ import annotations
