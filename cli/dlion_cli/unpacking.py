@@ -14,13 +14,15 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_worker.keeper.pack import CHECKSUMS, CONTENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
 
 _MOST_JSON_BYTES: Final = 16 * 1024 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
@@ -66,9 +68,9 @@ def _into(
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 if member.name == CONTENTS:
-                    sizes = _json(archive, member).get("files") or {}
+                    sizes = _said(archive, member, "files", int)
                 elif member.name == CHECKSUMS:
-                    said = _json(archive, member).get("sha256") or {}
+                    said = _said(archive, member, "sha256", str)
                 else:
                     for count in _extract(archive, member, staging, digests):
                         done += count
@@ -115,19 +117,30 @@ def _extract(
             yield len(piece)
         file.flush()
         os.fsync(file.fileno())
-    os.utime(target, (safe.mtime or 0, safe.mtime or 0))
+    try:
+        os.utime(target, (safe.mtime or 0, safe.mtime or 0))
+    except (OverflowError, ValueError):
+        raise ContractError(
+            f"the keeper sends {member.name!r} of no time that there is: {safe.mtime}"
+        ) from None
     digests[member.name] = digest.hexdigest()
 
 
-def _json(archive: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
+def _said(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, key: str, kind: type[T]
+) -> dict[str, T]:
+    """What the keeper says of each file."""
     content = archive.extractfile(member) if member.isreg() else None
     try:
         document = json.loads(content.read(_MOST_JSON_BYTES)) if content else None
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict):
-        raise ContractError(f"the keeper sends a {member.name} that is no JSON object")
-    return document
+    values = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(values, dict) or not all(isinstance(v, kind) for v in values.values()):
+        raise ContractError(
+            f"the keeper sends a {member.name} that does not say {key!r} of each file"
+        )
+    return values
 
 
 def _check(said: dict[str, str], digests: dict[str, str]) -> None:

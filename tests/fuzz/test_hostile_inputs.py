@@ -1,9 +1,11 @@
 """Facts: whatever reads what others write takes hostile input or refuses it with its documented
 error, within bounds of time and memory, and serves the honest afterwards.
 
-20,000 hostile frames and 25,000 other inputs in the tests; fifty times as many by `make fuzz`. Only
+20,000 hostile frames and 28,000 other inputs in the tests; fifty times as many by `make fuzz`. Only
 inputs that were really altered count. Repeatable: a defect names its seed and number.
-Left out: real sockets and processes (tests/local).
+Left out: real sockets and processes (tests/local); certificates of other sites (test_trust of
+tests/unit/exchange); what the report reads of a result folder beside its events (`summary.json`,
+`environment.yaml`).
 """
 
 from __future__ import annotations

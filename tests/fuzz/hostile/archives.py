@@ -100,11 +100,12 @@ def bent_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) 
             archive.writestr(name, data)
     data = file.getvalue()
     if what in (4, 5):
-        return bending.until_other(data, lambda: _bent_container(chance, data))
+        return bending.until_other(data, lambda: bent_container(chance, data))
     return data
 
 
-def _bent_container(chance: random.Random, data: bytes) -> bytes:
+def bent_container(chance: random.Random, data: bytes) -> bytes:
+    """An archive with bytes of its own altered."""
     if chance.random() < 0.5:
         return bending.bytes_of(chance, data)
     # A field of the central directory: sizes, offsets, flags (encryption), methods.

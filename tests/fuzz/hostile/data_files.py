@@ -1,4 +1,4 @@
-"""Hostile files of training data: `.npz`, TFRecord files, images. The only target with TensorFlow.
+"""Hostile files of training data: `.npz`, TFRecord files, images; with TensorFlow.
 
 What must hold: `DataError` that names the file, or samples of one shape with labels from 0.
 """

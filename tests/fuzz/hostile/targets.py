@@ -1,7 +1,7 @@
 """Everything that reads what others write, and how much of the fuzzing each part gets.
 
 Shares follow from cost: a frame takes a tenth of a millisecond, a document two, a file of images
-twenty. Modules are imported when their turn comes: TensorFlow by `data_files` alone.
+twenty. Modules are imported when their turn comes: TensorFlow by `data_files` and `models` alone.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ TARGETS = (
     _target("memberships", "records.attack_membership", 0.02),
     _target("words of sidecars", "records.attack_sidecar", 0.05),
     _target("certificate signing requests", "records.attack_signing", 0.1),
+    _target("words of other sites' operators", "federation.attack_federation", 0.1),
+    _target("tokens of pods", "tokens.attack_token", 0.02),
+    _target("what a keeper sends", "fetched.attack_fetched", 0.02),
     _target("kept membership", "records.attack_kept", 0.02),
     _target("manifests", "documents.attack_manifest", 0.03),
     _target("assignments of --set", "documents.attack_set", 0.03),
@@ -48,6 +51,7 @@ TARGETS = (
     _target("checkpoints", "archives.attack_checkpoint", 0.03),
     _target("snapshots of replicas", "archives.attack_replica", 0.02),
     _target("npz files", "data_files.attack_npz", 0.02),
+    _target("models to start from", "models.attack_keras", 0.002),
     _target("image files", "data_files.attack_images", 0.002),
     _target("TFRecord files", "data_files.attack_records", 0.001),
 )

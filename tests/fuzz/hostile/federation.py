@@ -1,0 +1,132 @@
+"""Hostile statements of another site's operator, from the bytes on.
+
+What must hold: `ContractError`, a refusal, or a statement that is sent on unchanged and speaks of
+the speaker's own workers alone; the other sites are heard as before. Left out: certificates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from dlion_api.errors import ContractError
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.federation.events import Event, Greeted, News, RefusalReason, Refuse, Told
+from dlion_operator.federation.messages import greeting, greeting_of, statement_of, to_wire
+from dlion_operator.federation.reports import (
+    Beat,
+    Figures,
+    Said,
+    SaidGone,
+    SiteWorkers,
+    SpecPrint,
+    Statement,
+)
+from dlion_operator.federation.state import Federation
+from dlion_operator.reading import parser, readable
+from hostile import bending
+
+OWN, SPEAKER, OTHER = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+RUN = JobKey("default", "digits", "1")
+TEXTS = ("", "x", "a" * 300, "a" * 100_000, "plant-a", "plant-b", "Ready", "\x00", "\u202e", "../x",
+         "default/digits#1", "default/digits#2", "a/b", "#")  # fmt: skip
+NUMBERS = (*bending.LARGE, -1, -1.0, 0.5, math.nan, math.inf, 1e300)
+BYTES = (b"", b"x", bytes(8), bytes(32), b"\xff" * 9000)
+
+
+def _report(site: SiteName) -> Said:
+    """All that there is to say of a run with two workers."""
+    workers = tuple(WorkerIdentity(Rank(n), site, "small", n) for n in range(2))
+    members = tuple(Member(w, 1, MemberState.READY, "10.0.0.1:1", "h:2") for w in workers)
+    fields = {"trainer.seed": bytes(8), "exchange.policy": b"\x01" * 8}
+    return Said(
+        RUN,
+        SpecPrint("ab" * 32, fields, frozenset({"trainer.seed"})),
+        SiteWorkers(workers, members, True, {Rank(0): 0.5}, frozenset({Rank(7)})),
+        Figures(True, 3, 100.0),
+    )
+
+
+def _right(chance: random.Random) -> wire.Statement:
+    said: tuple[Statement, ...] = (_report(SPEAKER), SaidGone(RUN), Beat())
+    messages = (greeting(SPEAKER, OWN), *map(to_wire, said))
+    return chance.choices(messages, (2, 6, 1, 1))[0]
+
+
+def _bent(chance: random.Random, right: wire.Statement) -> bytes:
+    if chance.random() < 0.4:
+        return bending.bytes_of(chance, right.SerializeToString())
+    bent = wire.Statement()
+    bent.CopyFrom(right)
+    for _ in range(chance.choice((1, 1, 3))):
+        _alter(chance, bent)
+    return bent.SerializeToString()
+
+
+def _alter(chance: random.Random, message: Any) -> None:
+    """One field somewhere in the message is changed, doubled or taken away."""
+    fields = message.DESCRIPTOR.fields
+    if not fields:  # a heartbeat has none
+        return
+    field = chance.choice(fields)
+    value = getattr(message, field.name)
+    if isinstance(value, Message) and chance.random() < 0.9:
+        _alter(chance, value)
+        return
+    with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError):  # of another type
+        if chance.random() < 0.2:
+            message.ClearField(field.name)
+        elif field.name == "fields":
+            value[chance.choice(TEXTS)] = chance.choice(BYTES)
+        elif not field.is_repeated:
+            setattr(message, field.name, chance.choice((*TEXTS, *NUMBERS, *BYTES, True)))
+        elif value and isinstance(value[0], Message):
+            if chance.random() < 0.3:
+                value.extend(list(value) * chance.choice((1, 1, 5000)))
+            else:
+                _alter(chance, chance.choice(value))
+        else:
+            value.append(chance.choice((*TEXTS, *NUMBERS)))
+
+
+def attack_federation(chance: random.Random, folder: Path) -> str | None:
+    """One hostile statement on a stream that stands, or as the beginning of a new one."""
+    right = _right(chance)
+    content = bending.until_other(right.SerializeToString(), lambda: _bent(chance, right))
+    state = Federation(OWN, (SPEAKER, OTHER))
+    state.handle(Greeted(1, SPEAKER, OWN, 0.0))
+    state.handle(Told(1, _report(SPEAKER), 0.0))
+    try:
+        told = state.handle(_event(readable(parser(wire.Statement)(content))))
+        word = "refused" if any(isinstance(each, Refuse) for each in told) else "taken"
+    except ContractError:
+        word = "refused"
+    for reports in map(state.reports, (RUN, JobKey("default", "digits", "2"))):
+        assert all(
+            member.identity.site == site
+            for site, report in reports.items()
+            for member in report.workers.members
+        )
+    state.handle(Greeted(3, OTHER, OWN, 2.0))
+    assert state.handle(Told(3, _report(OTHER), 2.0)) == (News(RUN),)
+    assert state.hearing(OTHER, 2.0).reachable
+    return word
+
+
+def _event(message: wire.Statement) -> Event:
+    """As `service` makes it. A greeting of another site has another certificate."""
+    if message.HasField("greeting"):
+        site, to_site = greeting_of(message)
+        if site != SPEAKER:
+            raise ContractError(RefusalReason.BAD_CERTIFICATE)
+        return Greeted(2, site, to_site, 1.0)
+    statement = statement_of(message, SPEAKER)
+    assert statement_of(to_wire(statement), SPEAKER) == statement
+    return Told(1, statement, 1.0)

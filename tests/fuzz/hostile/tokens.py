@@ -1,0 +1,105 @@
+"""Hostile tokens of pods, against the verifier that a site's coordinator asks.
+
+What must hold: whether it is that worker's, never an error; yes only where the cluster's key has
+signed what the token says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import functools
+import json
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dlion_api.cluster_names import TOKEN_AUDIENCE
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.pod_tokens import Keys, PodTokens, wanted_labels
+from hostile import bending
+
+JOB = JobKey("default", "digits", "1")
+WORKER = WorkerIdentity(Rank(1), SiteName("plant-a"), "small", 1)
+ISSUER = "https://kubernetes.default.svc"
+POD = {"name": "digits-small-1-x", "uid": "uid-1"}
+HEADERS = ("none", "None", "HS256", "ES256", "ES512", "RS256", "", None, 0, [], {}, "x" * 5000)
+
+
+@functools.cache
+def _key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+class _Site:
+    """A cluster with one pod and one key."""
+
+    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+        is_there = (namespace, name, uid) == (JOB.namespace, POD["name"], POD["uid"])
+        return wanted_labels(WORKER, JOB) if is_there else None
+
+    async def read_keys(self) -> Keys:
+        key = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(_key().public_key()))
+        keys = [{**key, "kid": "k1", "alg": "ES256"}]
+        return Keys(json.dumps({"keys": keys}).encode(), ISSUER)
+
+
+def _claims() -> dict[str, Any]:
+    now = int(time.time())
+    said = {"namespace": JOB.namespace, "pod": POD}
+    times = {"iat": now - 10, "nbf": now - 10, "exp": now + 600}
+    return {"aud": [TOKEN_AUDIENCE], "iss": ISSUER, "kubernetes.io": said, **times}
+
+
+def _part(value: object) -> str:
+    text = json.dumps(value).encode("utf-8", "surrogatepass")
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def _bent(chance: random.Random, right: str, claims: dict[str, Any]) -> str:
+    header, payload, signature = right.split(".")
+    match chance.randrange(5):
+        case 0:
+            header = _part({"alg": chance.choice(HEADERS), "typ": "JWT", "kid": "k1"})
+        case 1:
+            header = _part(bending.value_of(chance, {"alg": "ES256", "kid": "k1", "crit": ["x"]}))
+        case 2:
+            payload = _part(bending.value_of(chance, claims))
+        case 3:
+            signature = chance.choice(("", "AA", signature[:-4], payload, "é"))
+        case _:
+            return bending.bytes_of(chance, right.encode()).decode("utf-8", "replace")
+    return f"{header}.{payload}.{signature}"
+
+
+def attack_token(chance: random.Random, folder: Path) -> str | None:
+    """One hostile token; then the right one, which is that worker's still."""
+    claims = _claims()
+    right = jwt.encode(claims, _key(), algorithm="ES256", headers={"kid": "k1"})
+    wrong = bending.until_other(right, lambda: _bent(chance, right, claims))
+    tokens = PodTokens(_Site(), _Site().read_keys)
+
+    async def verified() -> tuple[bool, bool]:
+        return (
+            await tokens.verify(wrong, WORKER, JOB),
+            await tokens.verify(right, WORKER, JOB),
+        )
+
+    taken, honest = asyncio.run(verified())
+    assert honest
+    if taken:  # the same words, written in another way
+        assert _decoded(wrong) == _decoded(right)
+    return "taken" if taken else "refused"
+
+
+def _decoded(token: str) -> list[bytes]:
+    """The parts' bytes; characters that are none of base64 are passed over, as by the verifier."""
+    return [
+        binascii.a2b_base64(part.translate({45: 43, 95: 47}) + "==") for part in token.split(".")
+    ]
