@@ -1,7 +1,7 @@
 """Proves: one object imposes a plan with either means and takes it away again; quotas hold from
 `impose_quota` to `lift_quota`; changes come at their times, and one that cannot be imposed is a
-failure; what was asked for stands beside what came of it, latency that could not be imposed too;
-calls after the end do nothing.
+failure; what was asked for stands beside what came of it, quotas change by change, latency that
+could not be imposed too, and that links are measured once; calls after the end do nothing.
 
 Leaves out: how well each means does (test_network_namespaces, test_network_relay, test_quota).
 """
@@ -20,7 +20,7 @@ from attempts import first_that_holds
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import Environment, Plan, unlimited_plan
-from dlion_worker.local.imposed import ImposedEnvironment
+from dlion_worker.local.imposed import LINKS_MEASURED_ONCE, ImposedEnvironment
 from dlion_worker.local.means import CpuMeans, LinkMeans
 from dlion_worker.local.measuring import Quantity
 from dlion_worker.local.namespaces import namespaces_unavailable
@@ -98,10 +98,12 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
             os.killpg(worker.pid, 9)
             worker.wait()
         assert changed == [0.2]
-        (quota,) = [c for c in compared if c.quantity is Quantity.QUOTA]
-        assert 0.2 < quota.requested <= 0.4  # 0.2 core for 0.2 s, then 0.4
-        assert quota.ratio is not None
-        assert quota.ratio <= 1.15
+        before, after = [c for c in compared if c.quantity is Quantity.QUOTA]
+        assert (before.begins_s, before.requested) == (0.0, 0.2)
+        assert (after.begins_s, after.requested) == (0.2, 0.4)
+        assert after.ratio is not None
+        assert after.ratio <= 1.15
+        assert environment.notes[2:] == (LINKS_MEASURED_ONCE,)
         assert environment.failure() == ""
     environment.close()
     environment.impose_quota(Rank(0))  # a worker that got ready too late

@@ -73,18 +73,24 @@ def test_an_idle_worker_saves_up_no_more_than_one_cycle() -> None:
     assert account.credit_s == pytest.approx(0.5 * CYCLE_S)
 
 
-def test_mean_quota_and_mean_use_over_several_spells() -> None:
+def test_each_quota_stands_beside_the_mean_use_while_it_held() -> None:
     ledger = QuotaLedger()
-    assert ledger.compared(Rank(0), 0.0) is None
+    assert ledger.compared(Rank(0)) == []
     ledger.note(0.5, now_s=10.0, used_s=3.0)  # three seconds of imports are not held against it
-    ledger.note(0.2, now_s=20.0, used_s=8.0)
-    ledger.note(None, now_s=30.0, used_s=9.0)
-    ledger.note(None, now_s=99.0, used_s=50.0)  # let go: counts no more
-    compared = ledger.compared(Rank(0), throttled_s=1.0)
-    assert compared is not None
-    assert compared.requested == pytest.approx(0.35)
-    assert compared.measured == pytest.approx(0.3)
-    assert compared.ratio == pytest.approx(0.3 / 0.35)
+    ledger.note(None, now_s=14.0, used_s=4.0)  # let go while it starts anew
+    ledger.note(0.5, now_s=24.0, used_s=13.0)
+    ledger.note(0.2, now_s=30.0, used_s=15.0, throttled_s=2.0, begins_s=20.0)
+    ledger.look(now_s=35.0, used_s=15.5, throttled_s=4.0)
+    ledger.note(None, now_s=40.0, used_s=16.0, throttled_s=7.0, begins_s=20.0)
+    ledger.look(now_s=99.0, used_s=50.0)  # let go: counts no more
+    first, second = ledger.compared(Rank(0))
+    assert (first.begins_s, first.requested) == (0.0, 0.5)
+    assert first.measured == pytest.approx(0.3)
+    assert first.ratio == pytest.approx(0.6)
+    assert first.note == "mean over 10 s, waiting included; held back for 2.0 s"
+    assert (second.begins_s, second.requested) == (20.0, 0.2)
+    assert second.measured == pytest.approx(0.1)
+    assert second.note == "mean over 10 s, waiting included; held back for 5.0 s"
 
 
 def test_a_transfers_rate_leaves_out_its_beginning() -> None:

@@ -110,6 +110,7 @@ def test_what_a_change_does_not_name_stays_as_it_was_before() -> None:
         ],
     )
     last = made.plan(workers(2), 8).at(20)
+    assert made.plan(workers(2), 8).changes_links
     assert last.link_bytes_per_s(Rank(0), Rank(1)) == 5 * MBIT
     assert (last.worker(Rank(1)).quota_cores or 0) / (last.worker(Rank(0)).quota_cores or 1) == 3
 
@@ -123,6 +124,7 @@ def test_a_cut_site_is_cut_from_the_others_and_restored() -> None:
         ],
     )
     plan = made.plan(workers(3, 1), 8)
+    assert plan.changes_links
     cuts = [[set(w.cut_peers) for w in plan.at(time_s).workers] for time_s in (0, 1, 2)]
     assert cuts[0] == [set()] * 4
     assert cuts[1] == [{3}, {3}, {3}, {0, 1, 2}]
@@ -161,6 +163,14 @@ def test_a_change_that_makes_no_sense_is_refused(change: dict[str, Any], path: s
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
+def test_other_cores_change_no_link() -> None:
+    made = environment(
+        workers=[{"count": 2, "cores": 1, "mbitPerS": 20}],
+        changes=[{"at": {"seconds": 10}, "cores": [1, 3]}],
+    )
+    assert not made.plan(workers(2), 8).changes_links
+
+
 def test_changes_out_of_order_are_refused() -> None:
     made = environment(changes=[{"at": {"seconds": 2}}, {"at": {"seconds": 1}}])
     with pytest.raises(SpecError, match="order of time"):
@@ -170,5 +180,6 @@ def test_changes_out_of_order_are_refused() -> None:
 def test_a_plan_without_an_environment_limits_nothing() -> None:
     plan = unlimited_plan(workers(2, 2))
     assert not plan.shapes_links
+    assert not plan.changes_links
     assert not plan.limits_cpu
     assert plan.initial.link_bytes_per_s(Rank(0), Rank(3)) == float("inf")

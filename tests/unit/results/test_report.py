@@ -11,12 +11,17 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord
 from dlion_cli.__main__ import main
-from dlion_worker.results.environment import EnvironmentFigure, EnvironmentReport
+from dlion_worker.results.environment import (
+    EnvironmentFigure,
+    EnvironmentReport,
+    environment_document,
+)
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.report.page import PICTURE_BYTES, render
 from dlion_worker.results.report.runs import load_run, load_runs
@@ -105,6 +110,18 @@ def test_nothing_is_fetched_from_anywhere(text, page):
     for name, value in page.attributes:
         if name in ("href", "src", "xlink:href"):
             assert value.startswith(("#", "data:image/png;base64,")), value
+
+
+def test_a_quota_that_a_change_brought_says_since_when(tmp_path):
+    path = make(tmp_path / "changed")
+    quotas = tuple(
+        EnvironmentFigure(0, "CPU quota", "cores", cores, cores, begins_s=begins_s)
+        for begins_s, cores in ((0.0, 2.0), (90.5, 1.0))
+    )
+    kept = environment_document(EnvironmentReport("dynamic-sys-a", quotas))
+    (path / "environment.yaml").write_text(yaml.safe_dump(kept))
+    shown = Page(render(load_runs([path], ["one"]), title="one")).words
+    assert [text for text in shown if "quota" in text] == ["CPU quota", "CPU quota, from 90.5 s"]
 
 
 def test_hostile_text_is_shown_and_never_obeyed(text, page):

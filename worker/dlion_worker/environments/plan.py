@@ -140,6 +140,16 @@ class Plan:
         )
 
     @property
+    def changes_links(self) -> bool:
+        """Whether any link has another rate or cut later than at the start."""
+        return any(
+            (now.uplink, now.downlink, now.cut_peers)
+            != (then.uplink, then.downlink, then.cut_peers)
+            for change in self.changes
+            for now, then in zip(self.initial.workers, change.conditions.workers, strict=True)
+        )
+
+    @property
     def asks_for_latency(self) -> bool:
         """Whether any link is to be slower than the machine's own by a latency."""
         return any(

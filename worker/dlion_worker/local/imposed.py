@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from dlion_worker.environments.plan import Change, Conditions, Plan
 
 
+LINKS_MEASURED_ONCE = (
+    "link rates: measured before the run, each worker to the next; those that changes bring are "
+    "imposed and not measured, as a transfer would take them from the run"
+)
+
+
 class Network(Protocol):
     """What shapes links: a `NamespaceNetwork`, a `RelayNetwork` or an `UnshapedNetwork`."""
 
@@ -99,7 +105,7 @@ class ImposedEnvironment:
         self.cpu_means, self.cpu_reason = choose_cpu_means(plan, privileged)
         self._network = self._build_network()
         self._cpu = self._build_cpu()
-        self._conditions = plan.initial
+        self._conditions, self._conditions_since_s = plan.initial, 0.0
         self._ledgers = {worker.rank: QuotaLedger() for worker in plan.workers}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -109,11 +115,12 @@ class ImposedEnvironment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """By which means links and CPU are held, and why by these."""
-        return (
+        """By which means links and CPU are held, and why by these; what is not measured."""
+        means = (
             f"links: {self.link_means} ({self.link_reason})",
             f"CPU: {self.cpu_means} ({self.cpu_reason})",
         )
+        return (*means, LINKS_MEASURED_ONCE) if self.plan.changes_links else means
 
     def _build_network(self) -> Network:
         if self.link_means is LinkMeans.NAMESPACES:
@@ -204,7 +211,10 @@ class ImposedEnvironment:
     def _set_quota(self, rank: Rank, cores: float | None) -> None:
         if self._cpu is None or self._ended.is_set():
             return
-        self._ledgers[rank].note(cores, time.monotonic(), self._cpu.used_s(rank))
+        used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
+        self._ledgers[rank].note(
+            cores, time.monotonic(), used_s, throttled_s, begins_s=self._conditions_since_s
+        )
         self._cpu.set_quota(rank, cores)
 
     def start_changes(
@@ -235,22 +245,25 @@ class ImposedEnvironment:
             if self._ended.is_set():
                 return
             try:
-                self.apply(change.conditions)
+                self.apply(change.conditions, since_s=change.time_s)
             except (DLionError, OSError) as error:
                 self._change_failure = f"the change at {change.time_s:g} s: {error}"
                 return
             if on_change is not None:
                 on_change(change)
 
-    def apply(self, conditions: Conditions) -> None:
-        """Put other rates, cuts and quotas in force at once, without breaking a connection."""
+    def apply(self, conditions: Conditions, *, since_s: float) -> None:
+        """Put other rates, cuts and quotas in force at once, without breaking a connection.
+
+        `since_s`, of the run: what the figures say of when these began.
+        """
         with self._lock:
             if self._ended.is_set():
                 return
-            self._conditions = conditions
+            self._conditions, self._conditions_since_s = conditions, since_s
             self._network.apply(conditions)
             for rank, ledger in self._ledgers.items():
-                if ledger.cores is not None:
+                if ledger.is_held:
                     self._set_quota(rank, conditions.worker(rank).quota_cores)
 
     def measure_links(self, seconds: float = 1.0) -> list[Comparison]:
@@ -268,17 +281,17 @@ class ImposedEnvironment:
     def requested_and_measured(self) -> list[Comparison]:
         """What was asked for beside what came of it, for the result folder.
 
-        Links as `measure_links` found them; CPU over the time that each quota held (a worker that
-        waits for its peers uses less than its quota); and what was not imposed. Call it before
-        `close`.
+        Links as `measure_links` found them; CPU over the time that each quota held, from one change
+        to the next (a worker that waits for its peers uses less than its quota); and what was not
+        imposed. Call it before `close`.
         """
         comparisons = list(self._link_comparisons)
         with self._lock:
             for rank, ledger in self._ledgers.items():
                 if self._cpu is not None:
-                    ledger.note(ledger.cores, time.monotonic(), self._cpu.used_s(rank))
-                    compared = ledger.compared(rank, self._cpu.throttled_s(rank))
-                    comparisons += [] if compared is None else [compared]
+                    used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
+                    ledger.look(time.monotonic(), used_s, throttled_s)
+                    comparisons += ledger.compared(rank)
         if self.link_means is not LinkMeans.RELAY:
             comparisons += latencies_not_imposed(self.plan)
         return comparisons

@@ -41,6 +41,8 @@ class Comparison:
     requested: float
     measured: float | None
     note: str = ""
+    begins_s: float = 0.0
+    """Of the run: from when on it was asked for."""
 
     @property
     def ratio(self) -> float | None:
@@ -177,44 +179,75 @@ def compare_links(network: Measurable, conditions: Conditions, seconds: float) -
 
 
 @dataclass
-class QuotaLedger:
-    """What one worker was allowed and what it used while a quota held it, over several spells."""
+class HeldQuota:
+    """One quota of one worker, and what the worker used while it was held."""
 
+    begins_s: float
+    """Of the run: when the plan began to ask for it."""
+    cores: float
     held_s: float = 0.0
-    allowed_s: float = 0.0
-    """CPU seconds: quota times time."""
+    """Less than it was asked for: not while the worker imports, or after its end."""
     used_s: float = 0.0
-    _cores: float | None = None
-    _since_s: float = 0.0
-    _used_before_s: float = 0.0
+    throttled_s: float = 0.0
 
-    def note(self, cores: float | None, now_s: float, used_s: float) -> None:
-        """From `now_s` on the quota is `cores` (None: none); `used_s` is what was used so far."""
-        if self._cores is not None:
-            passed_s = now_s - self._since_s
-            self.held_s += passed_s
-            self.allowed_s += passed_s * self._cores
-            self.used_s += used_s - self._used_before_s
-        self._cores, self._since_s, self._used_before_s = cores, now_s, used_s
-
-    @property
-    def cores(self) -> float | None:
-        """The quota that holds now."""
-        return self._cores
-
-    def compared(self, rank: Rank, throttled_s: float) -> Comparison | None:
-        """Mean quota beside mean use; None where no quota has held yet."""
-        if self.held_s <= 0:
-            return None
+    def compared(self, rank: Rank) -> Comparison:
+        """The quota beside the mean use."""
         return Comparison(
             quantity=Quantity.QUOTA,
             rank=rank,
             peer=None,
-            requested=self.allowed_s / self.held_s,
+            requested=self.cores,
             measured=self.used_s / self.held_s,
             note=f"mean over {self.held_s:.0f} s, waiting included; held back for "
-            f"{throttled_s:.1f} s",
+            f"{self.throttled_s:.1f} s",
+            begins_s=self.begins_s,
         )
+
+
+class QuotaLedger:
+    """What one worker was allowed and what it used while a quota held it, by the plan's changes."""
+
+    def __init__(self) -> None:
+        self._held: list[HeldQuota] = []
+        self._is_held = False
+        self._noted = (0.0, 0.0, 0.0)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a quota holds now."""
+        return self._is_held
+
+    def note(
+        self,
+        cores: float | None,
+        now_s: float,
+        used_s: float,
+        throttled_s: float = 0.0,
+        *,
+        begins_s: float = 0.0,
+    ) -> None:
+        """From `now_s` on the quota is `cores` (None: none), as the plan has it from `begins_s` on.
+
+        `used_s` of CPU and `throttled_s` are what there was of both so far.
+        """
+        self.look(now_s, used_s, throttled_s)
+        self._is_held = cores is not None
+        if cores is not None and not (self._held and self._held[-1].begins_s == begins_s):
+            self._held.append(HeldQuota(begins_s, cores))
+
+    def look(self, now_s: float, used_s: float, throttled_s: float = 0.0) -> None:
+        """Books what has passed; the quota stays."""
+        before_s, used_before_s, throttled_before_s = self._noted
+        if self._is_held:
+            held = self._held[-1]
+            held.held_s += now_s - before_s
+            held.used_s += used_s - used_before_s
+            held.throttled_s += throttled_s - throttled_before_s
+        self._noted = (now_s, used_s, throttled_s)
+
+    def compared(self, rank: Rank) -> list[Comparison]:
+        """Each quota that has held beside the mean use."""
+        return [held.compared(rank) for held in self._held if held.held_s > 0]
 
 
 def latencies_not_imposed(plan: Plan) -> list[Comparison]:

@@ -33,6 +33,8 @@ class EnvironmentFigure:
     measured: float | None
     peer: int | None = None
     note: str = ""
+    begins_s: float = 0.0
+    """Of the run: from when on it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -90,4 +92,5 @@ def _figure(comparison: Comparison) -> EnvironmentFigure:
         measured=None if measured is None else measured * factor,
         peer=None if comparison.peer is None else int(comparison.peer),
         note=comparison.note,
+        begins_s=comparison.begins_s,
     )

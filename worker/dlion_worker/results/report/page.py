@@ -159,9 +159,10 @@ def _environment_row(run: LoadedRun, figure: Mapping[str, Any]) -> dict[str, Any
     off = measured / requested - 1 if requested and measured is not None else None
     rank, peer = figure.get("rank"), figure.get("peer")
     name = run.run.worker_name(Rank(rank)) if isinstance(rank, int) else str(rank)
+    quantity, begins_s = figure.get("quantity", ""), _number(figure.get("begins_s"))
     return {
         "worker": f"{name} → {peer}" if isinstance(peer, int) else name,
-        "quantity": figure.get("quantity", ""),
+        "quantity": f"{quantity}, from {begins_s:g} s" if begins_s else quantity,
         "unit": figure.get("unit", ""),
         "note": figure.get("note", ""),
         "requested": requested,
