@@ -24,6 +24,11 @@ from dlion_api.exit_codes import ExitCode
     metavar="TEXT",
     help="Name of a run on the page, once per DIR in the same order; by default the folder's name.",
 )
+@click.option(
+    "--reference",
+    metavar="LABEL",
+    help="The run of one worker that speed-up is told against; by default the first there is.",
+)
 @click.option("--title", default="", metavar="TEXT", help="Title of the page.")
 @click.option(
     "--picture",
@@ -35,13 +40,14 @@ def report(
     folders: tuple[Path, ...],
     out: Path | None,
     labels: tuple[str, ...],
+    reference: str | None,
     title: str,
     picture: Path | None,
 ) -> int:
     """Make report.html of a result folder, or compare several.
 
     The page holds its pictures itself: it can be mailed and opened anywhere. Among several runs
-    one with a single worker is the reference for speed-up.
+    one with a single worker is the reference for speed-up (--reference); the page names it.
     """
     if labels and len(labels) != len(folders):
         raise click.UsageError(
@@ -56,7 +62,8 @@ def report(
             f"dlion report needs {error.name}: install the extra with `pip install dlion[worker]`"
         ) from error
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    click.echo(write_report(folders, target, labels=labels, title=title))
+    page = write_report(folders, target, labels=labels, title=title, reference=reference)
+    click.echo(page)
     if picture is not None:
         click.echo(write_picture(folders, picture, labels=labels, title=title))
     return ExitCode.OK

@@ -175,6 +175,45 @@ def test_several_runs_are_compared_with_one_worker_as_the_reference(tmp_path):
     assert {"Comparison", "dlion", "one-worker"} <= {word.strip() for word in page.words}
 
 
+@pytest.fixture(scope="module")
+def three_folders(tmp_path_factory):
+    """A machine with everybody's cores, one worker alone, and all of them together."""
+    path = tmp_path_factory.mktemp("three")
+    ideal = Story(workers=1, seconds=120, learning_s=20, killed=None)
+    alone = Story(workers=1, seconds=120, learning_s=200, killed=None)
+    return [make(path / "ideal", ideal), make(path / "alone", alone), make(path / "dlion")]
+
+
+def test_of_two_runs_of_one_worker_the_named_one_is_the_reference(three_folders):
+    ideal, alone, together = load_runs(three_folders, reference="alone")
+    assert together.reference == "alone"
+    assert together.summary["scalability"]["speed_up"] > 1
+    assert ideal.summary["scalability"] is alone.summary["scalability"] is None
+    first = load_runs(three_folders)[2]
+    assert first.reference == "ideal"
+    assert first.summary["scalability"]["speed_up"] < 1
+
+
+@pytest.mark.parametrize("reference", ["alone", "ideal"])
+def test_the_page_names_the_reference_of_its_speed_up(three_folders, reference, tmp_path):
+    out = tmp_path / "page.html"
+    folders = [str(folder) for folder in three_folders]
+    assert main(["report", *folders, "--reference", reference, "--out", str(out)]) == 0
+    section = out.read_text("utf-8").partition('id="scalability"')[2].partition("</section>")[0]
+    words = [word.strip() for word in Page(section).words]
+    assert f"accuracy, against the one worker of “{reference}”." in " ".join(words)
+    assert reference in words  # in the table
+
+
+@pytest.mark.parametrize("reference", ["aloen", "dlion"])
+def test_a_reference_that_is_no_run_of_one_worker_is_refused(three_folders, reference, capsys):
+    folders = [str(folder) for folder in three_folders]
+    assert main(["report", *folders, "--reference", reference]) == 66
+    said = capsys.readouterr().err
+    assert f"given: '{reference}'" in said
+    assert "allowed: 'ideal', 'alone'" in said
+
+
 def test_a_killed_run_has_a_page_that_says_so(tmp_path):
     folder = make(tmp_path / "run", Story(workers=2, seconds=20, killed=None), finish=False)
     with (folder / "events.jsonl").open("ab") as stream:

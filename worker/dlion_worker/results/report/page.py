@@ -31,13 +31,21 @@ _FAR_OFF = 0.1
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, *, labels: Sequence[str] = (), title: str = ""
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    labels: Sequence[str] = (),
+    title: str = "",
+    reference: str | None = None,
 ) -> Path:
     """Writes the page of these result folders to `out`, and returns `out`.
 
-    Raises: DataError when a folder holds no run; StorageError when `out` cannot be written.
+    `reference` is the label of the one-worker run that speed-up is told against.
+
+    Raises: DataError when a folder holds no run, or no run of one worker is labelled `reference`;
+    StorageError when `out` cannot be written.
     """
-    page = render(load_runs(folders, labels), title=title)
+    page = render(load_runs(folders, labels, reference=reference), title=title)
     write_whole(out, page.encode())
     return out
 
@@ -104,6 +112,7 @@ def _section(run: LoadedRun) -> dict[str, Any]:
     return {
         "label": run.label,
         "summary": run.summary,
+        "reference": run.reference or "one worker",
         "legend": resource_charts.legend(run),
         "events": _events(run),
         "environment": _environment(run),

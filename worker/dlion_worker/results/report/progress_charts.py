@@ -156,7 +156,9 @@ def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
 
     levels = sorted({entry["accuracy"] for _, entry in known})
     goal = ", ".join(f"{level:.0%}" for level in levels)
-    return chart("Scalability", f"In time to {goal} accuracy, against one worker.", draw)
+    references = ", ".join(dict.fromkeys(run.reference for run, _ in known if run.reference))
+    against = f"the one worker of “{references}”" if references else "one worker"
+    return chart("Scalability", f"In time to {goal} accuracy, against {against}.", draw)
 
 
 def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dlion_api.errors import DataError
 from dlion_worker.results.curves import Points, mean_over_replicas
 from dlion_worker.results.description import RunDescription, describe_folder
 from dlion_worker.results.events import BadLine, read_events
@@ -40,6 +41,8 @@ class LoadedRun:
     job_text: str
     """The manifest with its defaults, as in `job.yaml`."""
     bad_lines: tuple[BadLine, ...] = ()
+    reference: str | None = None
+    """Label of the run that its speed-up is told against."""
 
     @property
     def workers(self) -> list[WorkerTally]:
@@ -51,19 +54,39 @@ class LoadedRun:
         return mean_over_replicas([worker.accuracy_curve.points() for worker in self.workers])
 
 
-def load_runs(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[LoadedRun]:
-    """The runs in their folders; a run of one worker is the reference for the others' speed-up.
+def load_runs(
+    folders: Sequence[Path], labels: Sequence[str] = (), *, reference: str | None = None
+) -> list[LoadedRun]:
+    """The runs in their folders, their speed-up told against the run labelled `reference`, or else
+    against the first that has one worker.
 
-    Raises: DataError when a folder holds no run.
+    Raises: DataError when a folder holds no run, or no run of one worker is labelled so.
     """
     names = list(labels) or _labels(folders)
     runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
-    reference = next((run for run in runs if len(run.summary["workers"]) == 1), None)
-    if reference is not None:
-        for run in runs:
-            if len(run.summary["workers"]) > 1:
-                run.summary["scalability"] = scalability(run.summary, reference.summary)
-    return runs
+    alone = _reference(runs, reference)
+    return runs if alone is None else [_told_against(alone, run) for run in runs]
+
+
+def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None:
+    alone = [run for run in runs if len(run.summary["workers"]) == 1]
+    if label is None:
+        return next(iter(alone), None)
+    for run in alone:
+        if run.label == label:
+            return run
+    allowed = ", ".join(repr(run.label) for run in alone) or "none, as no run here has one worker"
+    raise DataError(
+        f"report: speed-up is told against a run of one worker, and none is labelled so (given: "
+        f"{label!r}; allowed: {allowed})"
+    )
+
+
+def _told_against(reference: LoadedRun, run: LoadedRun) -> LoadedRun:
+    if len(run.summary["workers"]) <= 1:
+        return run
+    told = {**run.summary, "scalability": scalability(run.summary, reference.summary)}
+    return replace(run, summary=told, reference=reference.label)
 
 
 def load_run(folder: Path, label: str) -> LoadedRun:
