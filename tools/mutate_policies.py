@@ -71,6 +71,18 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "cut_L = self._cuts(np.float32(threshold / 2))",
         "tests/property/test_selection.py",
     ),
+    "dlion, prioritization": Mutation(
+        "policies/gradient_policies.py",
+        "if not exchange.prioritization:",
+        "if False:",
+        "tests/unit/policies/test_machine.py",
+    ),
+    "selective, prioritization": Mutation(
+        "policies/gradient_policies.py",
+        "exchange.floor_percent if exchange.prioritization else None",
+        "exchange.floor_percent",
+        "tests/unit/policies/test_machine.py",
+    ),
     "dlion-published": Mutation(
         "policies/combining.py",
         "return len(local_batch_sizes) * local_batch_sizes[own]",
@@ -203,7 +215,7 @@ def main() -> int:
         for name in names:
             verdict = tried(copy, CENTRAL_LINES[name], unchanged)
             line = CENTRAL_LINES[name].after.partition("\n")[0]
-            print(f"{name:22} {line[:60]:62} {verdict}", flush=True)
+            print(f"{name:26} {line[:60]:62} {verdict}", flush=True)
             if not verdict.startswith("caught"):
                 survived.append(name)
     print(f"{len(names) - len(survived)} of {len(names)} caught")

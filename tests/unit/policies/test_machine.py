@@ -12,9 +12,10 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec.policies import OPEN_POLICIES
-from dlion_worker.codecs import ValueCodec, encode_loss, encode_whole
+from dlion_worker.codecs import ValueCodec, decode_gradient, encode_loss, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
+    BudgetsChanged,
     Descend,
     Instruction,
     Layout,
@@ -178,6 +179,29 @@ def test_without_exchange_each_trains_alone_and_says_how_far_it_is() -> None:
     worker.handle(gradient(ONE, 1, 100.0))
     assert worker.waiting_for() == frozenset()
     assert value_of(worker.handle(own(2, 3.0))) == 3.0
+
+
+@pytest.mark.parametrize("propagation", ["all", "selective"])
+@pytest.mark.parametrize("prioritization", [True, False])
+def test_without_prioritization_a_tight_link_gets_the_whole_gradient(
+    prioritization: bool, propagation: str
+) -> None:
+    exchange = {"policy": "dlion", "codec": "float32", "propagation": propagation}
+    layout, budget_bytes = Layout(("w",), (1000,)), 400
+    worker = build(
+        spec(exchange={**exchange, "prioritization": prioritization}), ME, layout, [ME, ONE]
+    )
+    worker.handle(MemberJoined(ONE))
+    worker.handle(BudgetsChanged({ONE: budget_bytes}))
+    gradient_D = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    told = worker.handle(LocalStepDone(1, gradient_D.copy(), 10, loss=0.5))
+    (message,) = [one.message for one in told if isinstance(one, Send)]
+    assert message.kind is MessageKind.GRADIENT
+    assert (message.size_bytes <= budget_bytes) == prioritization
+    if prioritization:
+        assert 0 < len(decode_gradient(message.payload, 1000).value_K) < 1000
+    else:
+        np.testing.assert_array_equal(decode_gradient(message.payload, 1000).value_K, gradient_D)
 
 
 def test_progress_counts_as_heard_with_its_samples() -> None:
