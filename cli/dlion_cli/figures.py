@@ -20,7 +20,7 @@ def size(count: float | None) -> str:
     """Bytes with a decimal prefix.
 
     >>> size(1_234_567), size(950)
-    ('1.2 MB', '950 B')
+    ('1.23 MB', '950 B')
     """
     if count is None or not math.isfinite(count):
         return NOT_KNOWN
