@@ -138,6 +138,18 @@ class Header(_message.Message):
     iteration: _builtins.int
     local_batch_size: _builtins.int
     weights_version: _builtins.int
+    """Its meaning follows from the kind; 0 where none is named here.
+      GRADIENT, PROGRESS: how many updates the sender's weights hold, by which no receiver goes.
+        Under `hierarchical` what it is: 0 a local step, 1 an iteration's result, 2 the sender's own
+        gradient, 3 + n the mean of site n; of a PROGRESS from 2^32 on a local step with the sender's
+        view of gateways: (rank whose results it takes + 1) * 2^32 + rank of the receiver's site + 1.
+        Under `gaia` and `eventgrad`: of a PROGRESS, 1 where WEIGHTS follow.
+      WEIGHTS: under `localsgd`, and from workers of `fedat`, samples trained on since the round began,
+        by which these weights count; from the server of `fedat`, which of its weights they are.
+      MEET: in an answer, the iteration that was asked for.
+      STOP: 0 the run is over, 1 it is and the sender has saved its site's model, 2 the sender alone
+        was told to end.
+    """
     total_bytes: _builtins.int
     """of the payload"""
     def __init__(
