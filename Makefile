@@ -69,7 +69,7 @@ test: check ## Everything that must pass before a change lands
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) testbed-setup; fi  # without root the cluster tests are skipped
 	tools/test-all
 
-measure: setup ## Hold shares, links and the cost of the exchange against their bars (root, quiet)
+measure: setup ## Hold shares, links, the cost of the exchange and of kills against their bars (root, quiet)
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
 
 DATA ?= ../shared/data

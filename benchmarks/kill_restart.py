@@ -4,15 +4,18 @@ One `dlion run` of four workers; again and again one of them gets SIGKILL, and t
 when it contributes again. Printed per cycle: the longest iteration of another worker in medians of
 its own (nobody lost more than one iteration where none is longer than twice its worker's median and
 no gradient was discarded), seconds from the kill until the worker is back, and from its TensorFlow
-import until its first step. Exit code 1 where a bar is missed.
+import until its first step.
 
     python benchmarks/kill_restart.py --cycles 20 --mode bounded
     python benchmarks/kill_restart.py --cycles 20 --mode synchronous
+
+Exit code 1 where a bar is missed; `make measure` runs three cycles of either mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import signal
 import statistics
@@ -20,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.progress import ProgressRecord, StepRecord  # noqa: E402
-from dlion_worker.results.faults import iteration_losses  # noqa: E402
+from dlion_worker.results.faults import IterationLoss, iteration_losses  # noqa: E402
 from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
 
 WORKERS = 4
@@ -50,6 +54,32 @@ class Cycle:
     after_import_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What is held against the bars."""
+
+    mode: str
+    cycles: int
+    within: int
+    """Cycles in which no other worker lost more than one iteration."""
+    longest: float
+    """Iteration of another worker about a kill, in medians of its own."""
+    discarded: int
+    """Gradients of other workers that went nowhere."""
+    slowest_s: float
+    """From the TensorFlow import of a worker that was killed until its first step."""
+    compared: int
+    """Iterations whose weights were compared between workers; 0 but in lock step."""
+    differing: int
+    """Those of them after which replicas differed."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the bars were met."""
+        in_time = self.slowest_s <= BACK_WITHIN_S
+        return in_time and self.within == self.cycles and not self.differing
+
+
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="dlion-kill-") as folder:
@@ -59,7 +89,10 @@ def main() -> None:
             cycles = [_cycle(run, chance.randrange(WORKERS)) for _ in range(arguments.cycles)]
             run.process.send_signal(signal.SIGTERM)
             code = run.finish()
-        sys.exit(0 if _print(run, cycles, code, arguments) else 1)
+        outcome = _print(run, cycles, code, arguments)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(outcome)]))
+    sys.exit(0 if outcome.held else 1)
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,6 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mode", default="bounded", help="spec.synchronization.mode")
     parser.add_argument("--nap-s", type=float, default=0.2, help="what a step takes, idle")
     parser.add_argument("--seed", type=int, default=1, help="chooses who is killed")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     return parser.parse_args()
 
 
@@ -104,8 +138,8 @@ def _first(run: LocalRun, rank: int, before: int) -> Any:
     return next((step for step in run.steps(rank) if step.incarnation > before), None)
 
 
-def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> bool:
-    """The table; whether the bars were met."""
+def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> Outcome:
+    """The table, and what stands below it."""
     records = run.records()
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
@@ -116,7 +150,7 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
         "| back s | after import s |"
     )
     print("|---|---|---|---|---|---|---|")
-    within = 0
+    every: list[list[IterationLoss]] = []
     for number, cycle in enumerate(cycles, start=1):
         until_s = cycle.back_s + 5 * arguments.nap_s
         losses = iteration_losses(
@@ -125,32 +159,49 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
             since_s=cycle.killed_s,
             until_s=until_s,
         )
-        within += all(loss.at_most_one for loss in losses.values())
+        every.append([*losses.values()])
         print(
             f"| {number} | {cycle.rank} "
-            f"| {max(loss.longest_s / loss.median_s for loss in losses.values()):.2f} "
-            f"| {sum(len(loss.discarded) for loss in losses.values())} "
+            f"| {_longest(every[-1]):.2f} | {_discarded(every[-1])} "
             f"| {statistics.median(loss.median_s for loss in losses.values()):.3f} "
             f"| {cycle.back_s - cycle.killed_s:.1f} | {cycle.after_import_s:.1f} |"
         )
+    within = sum(all(loss.at_most_one for loss in losses) for losses in every)
     slowest = max(cycle.after_import_s for cycle in cycles)
     print(
         f"cycles in which no other worker lost more than one iteration: {within} of {len(cycles)}; "
         f"slowest return {slowest:.1f} s"
     )
-    if arguments.mode == "synchronous":
-        known = hashes(run.steps()).values()
-        differing = sum(len(set(of_iteration.values())) > 1 for of_iteration in known)
+    known = hashes(run.steps()).values() if arguments.mode == "synchronous" else ()
+    differing = sum(len(set(of_iteration.values())) > 1 for of_iteration in known)
+    if known:
         print(f"iterations after which replicas differed: {differing} of {len(known)}")
-    held = within == len(cycles) and slowest <= BACK_WITHIN_S
-    print(f"bars met: {held}")
-    return held
+    outcome = Outcome(
+        mode=arguments.mode,
+        cycles=len(cycles),
+        within=within,
+        longest=max(map(_longest, every)),
+        discarded=sum(map(_discarded, every)),
+        slowest_s=slowest,
+        compared=len(known),
+        differing=differing,
+    )
+    print(f"bars met: {outcome.held}")
+    return outcome
 
 
 def _around(records: list[ProgressRecord], since_s: float, until_s: float) -> list[StepRecord]:
     """Steps about that fault: an earlier return of another worker is not this one's cost."""
     steps = [record for record in records if isinstance(record, StepRecord)]
     return [step for step in steps if since_s - BEFORE_S <= step.time_s <= until_s]
+
+
+def _longest(losses: Iterable[IterationLoss]) -> float:
+    return max(loss.longest_s / loss.median_s for loss in losses)
+
+
+def _discarded(losses: Iterable[IterationLoss]) -> int:
+    return sum(len(loss.discarded) for loss in losses)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Facts, on real processes with hard quotas and shaped links: batch shares follow what workers do
 alone, before and after their quotas change places; a full link is used, not overshot, and followed
-when it drops; the exchange costs a bounded part of the gradient.
+when it drops; the exchange costs a bounded part of the gradient; a trainer that is killed is soon
+back and costs the others no more than an iteration.
 
 The scripts of `benchmarks/` are run in their short form and their figures held against the issue's
 bars (some with room for a busy machine, and then said so). Left out: the spread over runs, which
@@ -61,3 +62,15 @@ def test_the_exchange_costs_a_bounded_part_of_the_gradient(tmp_path: Path) -> No
     assert cost["sidecar_bytes"] <= 80e6
     assert cost["sidecar_cores"] <= 0.02
     assert cost["trainer_bytes"] - cost["plain_bytes"] <= 6 * 4.6e6 * 3 + 64e6
+
+
+@pytest.mark.parametrize("mode", ["bounded", "synchronous"])
+def test_a_killed_trainer_is_soon_back_and_costs_the_others_an_iteration(
+    tmp_path: Path, mode: str
+) -> None:
+    (kills,) = figures(tmp_path, "kill_restart.py", "--cycles", "3", "--mode", mode)
+    assert kills["longest"] <= 3  # the bar is 2, on a quiet machine
+    assert kills["discarded"] == 0
+    assert kills["slowest_s"] <= 15
+    assert kills["differing"] == 0
+    assert (kills["compared"] > 0) == (mode == "synchronous")
