@@ -1,8 +1,8 @@
 """Facts: workers in lock step that vanish, alone or two at once, the lowest rank too, and come back
 while messages are on their way, meet the others at an iteration: every worker holds bit-identical
 weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
-Before `minSites` sites are there nobody begins, however many workers of one site are. Each step tells
-how often all have gone through the data.
+Before `minSites` sites are there nobody begins, however many workers of one site are. Each step
+tells how often all have gone through the data.
 
 Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
 Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
