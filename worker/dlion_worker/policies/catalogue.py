@@ -267,6 +267,12 @@ def all_update_together(spec: Spec) -> bool:
     return has_barrier(spec) and not passes_over
 
 
+def may_begin_beside(spec: Spec) -> bool:
+    """Whether who has everybody's weights of an iteration may make the next step while the others
+    make it: an update is all that a policy does to weights which are equal everywhere."""
+    return all_update_together(spec) and not find(spec.exchange.policy).lock_step
+
+
 def messages_must_arrive(spec: Spec) -> bool:
     """Whether a gradient that is queued may not give way to a newer one: the policy keeps account
     of what it has sent, or the update waits for it."""

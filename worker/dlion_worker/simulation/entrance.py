@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.reasons import EventReason
-from dlion_worker.policies.catalogue import all_update_together
+from dlion_worker.policies.catalogue import all_update_together, may_begin_beside
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 
@@ -45,6 +45,7 @@ class VirtualEntrance:
         self._pull_from, self._come_in = pull, come_in
         self._job = worker.parts.job
         self._all_update_together = all_update_together(self._job.spec)
+        self._begins_beside = may_begin_beside(self._job.spec)
         self._meeting = rendezvous.Meeting()
         self._donor: tuple[Rank, int] | None = None
         """Who was asked for its state, and the life of its link then."""
@@ -91,26 +92,40 @@ class VirtualEntrance:
         return len(sites) >= self._job.spec.min_sites
 
     def _meet(self, inside: list[Rank]) -> None:
-        """Where all update together: everybody is to hold at one iteration."""
+        """Where all update together: nobody is to pass one iteration alone."""
         inbox, meeting = self._worker.inbox, self._meeting
         for peer in meeting.to_ask(inbox.lives, inbox.answers):
             self._worker.parts.links[peer].push(rendezvous.ask(meeting.iteration))
-        inbox.forget_steps(meeting.iteration - 1)
+        before = meeting.iteration - 1
+        inbox.forget_steps(before - 1)
         if not meeting.agreed(inbox.lives, inbox.answers):
             return
-        if held := sorted(inbox.heard_at(meeting.iteration) & set(inside)):
+        if self._begins_beside and meeting.tries_beside(inside, inbox.heard_at(before)):
+            self._clock.after(rendezvous.UPDATE_S, lambda: self._pull_beside(inside[0], before))
+        elif held := sorted(inbox.heard_at(meeting.iteration) & set(inside)):
             self._pull(held[0])
 
-    def _pull(self, donor: Rank) -> None:
-        self._donor = (donor, self._worker.inbox.lives[donor])
-        self._pull_from(donor, self._take)
+    def _pull_beside(self, donor: Rank, before: int) -> None:
+        """The state before F while everybody makes the step F."""
+        is_free = self._worker.entrance is self and self._donor is None
+        if is_free and donor in self._worker.inbox.lives:
+            self._pull(donor, at=before)
 
-    def _take(self, snapshot: StateSnapshot) -> None:
+    def _pull(self, donor: Rank, *, at: int | None = None) -> None:
+        self._donor = (donor, self._worker.inbox.lives[donor])
+        self._pull_from(donor, lambda snapshot: self._take(snapshot, at))
+
+    def _take(self, snapshot: StateSnapshot, at: int | None) -> None:
         if self._worker.entrance is not self:
             return
         self._donor = None
         if self._all_update_together:
-            if not self._meeting.holds(snapshot.iteration):
+            is_right = (
+                self._meeting.holds(snapshot.iteration)
+                if at is None
+                else (snapshot.iteration == at == self._meeting.iteration - 1)
+            )
+            if not is_right:
                 self._clock.after(SLICE_S, self.look)
                 return
             snapshot = replace(snapshot, iteration=self._meeting.iteration - 1)

@@ -19,6 +19,7 @@ from dlion_api.membership import Membership
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange, StateSnapshot
+from dlion_worker.policies.catalogue import may_begin_beside
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted
@@ -53,6 +54,7 @@ class Entrance:
         self._membership = membership
         self._stopped = stopped
         self._has_barrier = has_barrier
+        self._begins_beside = may_begin_beside(job.spec)
 
     def come_in(self) -> StateSnapshot | None:
         """The state of a peer to go on from; None: this worker's own is right.
@@ -117,19 +119,31 @@ class Entrance:
         return sorted(rank for rank, answer in self._inbox.answers.items() if answer.is_in)
 
     def _meet(self) -> StateSnapshot | None:
-        """The state before F with everybody held at F; None where nobody trains any more."""
+        """The state before F, which nobody passes alone; None where nobody trains any more."""
         inbox, meeting = self._inbox, rendezvous.Meeting()
         while inbox.stop_reason is None and self._inside():
             for peer in meeting.to_ask(inbox.lives, inbox.answers):
                 self._exchange.send(peer, rendezvous.ask(meeting.iteration))
-            inbox.forget_steps(meeting.iteration - 1)
+            inbox.forget_steps(meeting.iteration - 2)
             if meeting.agreed(inbox.lives, inbox.answers):
+                snapshot = self._pull_beside(meeting) if self._begins_beside else None
+                if snapshot is not None:
+                    return snapshot
                 held = inbox.heard_at(meeting.iteration) & set(self._inside())
                 snapshot = self._pull(held)
                 if snapshot is not None and meeting.holds(snapshot.iteration):
                     return replace(snapshot, iteration=meeting.iteration - 1)
             self._pause()
         return None
+
+    def _pull_beside(self, meeting: rendezvous.Meeting) -> StateSnapshot | None:
+        """The state before F while everybody makes the step F; None: not to be had (any more)."""
+        inside, before = self._inside(), meeting.iteration - 1
+        if not meeting.tries_beside(inside, self._inbox.heard_at(before)):
+            return None
+        time.sleep(rendezvous.UPDATE_S)
+        snapshot = self._pull(inside[:1])
+        return snapshot if snapshot is not None and snapshot.iteration == before else None
 
     def _pull(self, donors: Iterable[Rank]) -> StateSnapshot | None:
         """The state of the first that gives one."""

@@ -9,6 +9,10 @@ every peer, then all will hold at F with equal weights, those of F - 1, and the 
 everybody's gradient of F. If one was past it already, a later F is named, by which the earlier one
 is given up. Several latecomers may do so at once.
 
+Where an update is all that changes equal weights, the latecomer takes a state as soon as
+everybody's gradient of F - 1 has come. If it is that of F - 1 the latecomer computes its gradient
+of F beside the others, who wait for the transfer alone; else it takes that of one held at F.
+
 One that trains alone has nobody to make the iterations before F with: it goes on at F at once, with
 the weights that it has (`Synchronizer.next_iteration`). So those held at F may be of an earlier
 update than that of F - 1.
@@ -28,6 +32,9 @@ FIRST_MARGIN = 2
 """Iterations ahead that are named first; doubled each time that somebody was faster."""
 
 LARGEST_MARGIN = 1024
+
+UPDATE_S = 0.02
+"""So long a peer is given for the update of F - 1 once the last gradient for it is here."""
 
 
 class Role(IntEnum):
@@ -84,6 +91,7 @@ class Meeting:
         self.iteration = 0
         """The one named last."""
         self._margin = FIRST_MARGIN
+        self._tried = 0
         self._asked: dict[Rank, tuple[int, int]] = {}
 
     def to_ask(self, lives: Mapping[Rank, int], answers: Mapping[Rank, Answer]) -> tuple[Rank, ...]:
@@ -109,6 +117,15 @@ class Meeting:
             and (known.done < self.iteration or not known.is_in)
             for peer in linked
         )
+
+    def tries_beside(self, inside: Collection[Rank], heard_before: Collection[Rank]) -> bool:
+        """Whether a state of F - 1 is to be had before anybody is held at F: `heard_before` are the
+        peers whose step F - 1 has come. Once for each F: a state that is not yet that of F - 1 has
+        been a transfer for nothing."""
+        if self._tried == self.iteration or not set(inside) <= set(heard_before):
+            return False
+        self._tried = self.iteration
+        return True
 
     def holds(self, updated: int) -> bool:
         """Whether weights whose last update was of that iteration are those that everybody who has
