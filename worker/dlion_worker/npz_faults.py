@@ -1,9 +1,10 @@
 """What NumPy and the standard library raise for a damaged `.npz` file.
 
-Used by everything that reads one: data sets, checkpoints, snapshots of replicas. Found by fuzzing
-(tests/fuzz): besides what is documented there is an unknown version or method of the archive
-(NotImplementedError), a flag for encryption (RuntimeError), damaged compression, a header that is
-no Python (SyntaxError, TokenError), and a shape that no machine holds (MemoryError).
+Used by everything that reads one (data sets, checkpoints, snapshots of replicas), and for `.keras`
+files, which are such archives with HDF5 in them. Found by fuzzing (tests/fuzz): besides what is
+documented there is an unknown version or method of the archive (NotImplementedError), a flag for
+encryption (RuntimeError), damaged compression, a header that is no Python (SyntaxError,
+TokenError), and a shape that no machine holds (MemoryError).
 """
 
 from __future__ import annotations

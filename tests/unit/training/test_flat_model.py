@@ -244,6 +244,10 @@ def test_a_saved_model_is_a_keras_model(tmp_path: Path) -> None:
         _model().load_keras(tmp_path / "model.keras")
     with pytest.raises(DataError, match="no such file"):
         _model().load_keras(tmp_path / "none.keras")
+    whole = (tmp_path / "model.keras").read_bytes()
+    (tmp_path / "half.keras").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"half\.keras does not fit this model: .*not a zip"):
+        other.load_keras(tmp_path / "half.keras")
 
 
 def test_labels_without_a_class_are_refused() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from dlion_api.errors import ContractError, DataError, ProgramError
+from dlion_worker.npz_faults import NPZ_FAULTS
 from dlion_worker.policies.interface import Flat
 from dlion_worker.training.building import build_model
 from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_over
@@ -253,7 +254,7 @@ class FlatModel:
                 # What Keras cannot place it passes over with a warning: half a model, then.
                 warnings.simplefilter("error", UserWarning)
                 self._keras.load_weights(path)
-        except (ValueError, KeyError, OSError, UserWarning) as error:
+        except (*NPZ_FAULTS, UserWarning) as error:  # an archive, too, with HDF5 in it
             raise DataError(
                 f"trainer.startFrom: {path} does not fit this model: {error}. "
                 "Name a model that the same program has saved"
