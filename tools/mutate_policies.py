@@ -95,6 +95,18 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "key=lambda peer: (score(peer), self._turn(peer))",
         "tests/property/test_selective.py",
     ),
+    "knowledge transfer, merging": Mutation(
+        "trainer/replica.py",
+        "weights_D *= np.float32(1.0 - fraction)",
+        "weights_D *= np.float32(fraction)",
+        "tests/unit/trainer/test_replica.py",
+    ),
+    "folding, moments": Mutation(
+        "trainer/replica.py",
+        "self.optimizer.reset()",
+        "pass",
+        "tests/unit/trainer/test_replica.py",
+    ),
     "knowledge transfer": Mutation(
         "policies/knowledge_transfer.py",
         "best = min(loss_by_rank",

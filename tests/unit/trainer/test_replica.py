@@ -1,0 +1,98 @@
+"""Facts: knowledge transfer merges weights as (1 - fraction) own + fraction other and leaves the
+optimizer's moments alone; folding two sides merges them the same way and begins the moments anew;
+a peer that takes a state over goes on exactly as its donor would.
+
+The replica is the real one, held against float64 by hand. Left out: who transfers to whom
+(tests/unit/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.spec import Job, load_job
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.optimizer import FlatOptimizer
+from dlion_worker.training.programs import builtin
+
+FRACTION = 0.75
+
+
+def job() -> Job:
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "test"},
+            "spec": {
+                "sites": [{"name": "a", "groups": [{"name": "small", "workers": 2}]}],
+                "trainer": {
+                    "program": {"builtin": "digits"},
+                    "dataset": {"name": "digits"},
+                    "optimizer": {"name": "sgd", "learningRate": 0.1, "momentum": 0.9},
+                    "stop": {"maxSteps": 1},
+                },
+            },
+        }
+    )
+
+
+@pytest.fixture
+def replica() -> LocalReplica:
+    return fresh(seed=1)
+
+
+def fresh(seed: int) -> LocalReplica:
+    """A replica that has moments already."""
+    model = FlatModel(builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=seed)
+    optimizer = FlatOptimizer(job().spec.trainer.optimizer, model.layout.size)
+    made = LocalReplica(job(), Rank(0), model, optimizer)
+    descend(made, iteration=1)
+    return made
+
+
+def descend(replica: LocalReplica, *, iteration: int) -> None:
+    chance = np.random.default_rng(iteration)
+    gradient_D = chance.normal(size=replica.model.layout.size).astype(np.float32)
+    replica.descend(gradient_D, batch_samples=32, iteration=iteration, samples=32 * iteration)
+
+
+def other_weights(replica: LocalReplica) -> np.ndarray:
+    chance = np.random.default_rng(7)
+    return chance.normal(size=replica.model.layout.size).astype(np.float32)
+
+
+def merged(own_D: np.ndarray, other_D: np.ndarray) -> np.ndarray:
+    return (1 - FRACTION) * own_D.astype(np.float64) + FRACTION * other_D.astype(np.float64)
+
+
+def test_a_transfer_merges_weights_and_leaves_moments_alone(replica: LocalReplica) -> None:
+    own_D, moments_M = replica.model.weights_D.copy(), replica.optimizer.flat_state().copy()
+    other_D = other_weights(replica)
+
+    replica.mix(other_D, FRACTION)
+
+    np.testing.assert_allclose(replica.model.weights_D, merged(own_D, other_D), atol=1e-6)
+    assert moments_M[:-2].any()
+    np.testing.assert_array_equal(replica.optimizer.flat_state(), moments_M)
+
+
+def test_a_fold_merges_weights_and_begins_moments_anew(replica: LocalReplica) -> None:
+    own_D, other_D = replica.model.weights_D.copy(), other_weights(replica)
+
+    replica.fold(other_D, FRACTION)
+
+    np.testing.assert_allclose(replica.model.weights_D, merged(own_D, other_D), atol=1e-6)
+    assert not replica.optimizer.flat_state().any()
+
+
+def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica) -> None:
+    taker = fresh(seed=2)
+    taker.take_over(replica.provide(weights_only=False))
+    assert taker.iteration == replica.iteration == 1
+    for one in (replica, taker):
+        descend(one, iteration=2)
+    np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
