@@ -1,5 +1,7 @@
 """Facts: a latecomer to whom another one has named an iteration, when the only peer that trained
-vanishes and starts anew with them, waits for that other from the first iteration on.
+vanishes and starts anew with them, waits for that other from the first iteration on; it does not
+begin anew beside one that has come in with the vanished one's state. One that begins while another
+comes late to a peer that has just begun keeps to what that one has named.
 
 Left out: real loops, whoever vanishes and comes (`test_loop_cluster.py`).
 """
@@ -9,41 +11,75 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dlion_api.names import Rank
 from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.interface import MemberJoined, MessageArrived
+from dlion_worker.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.entrance import Entrance
 from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.interruption import Interrupted
 from loop_cluster import synchronous_job
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
 
 
-def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
-    inbox = Inbox(lambda peer, message: None)
-    out = rendezvous.answer(0, done=0, is_in=False)
-    to_come: list[list[Any]] = [
-        [LinkUp(ONLY, 1, 7), MessageArrived(ONLY, rendezvous.answer(0, done=7, is_in=True))],
-        [LinkUp(OTHER, 1, 0), MessageArrived(OTHER, out)],
-        [MessageArrived(OTHER, rendezvous.ask(12))],
-        [LinkDown(ONLY, 1, "killed")],
-        [LinkUp(ONLY, 2, 0), MessageArrived(ONLY, out)],
-    ]
+def out(peer: Rank) -> MessageArrived:
+    return MessageArrived(peer, rendezvous.answer(0, done=0, is_in=False))
 
-    def arrive() -> None:
-        for arrival in to_come.pop(0):
+
+def told(inbox: Inbox, to_come: list[list[Any]]) -> tuple[Entrance, list[tuple[Rank, Message]]]:
+    """One of three on its way in, to whom that comes, a part at a time; what it sends."""
+    sent: list[tuple[Rank, Message]] = []
+
+    def arrive() -> str | None:
+        for arrival in to_come.pop(0) if to_come else ():
             inbox.put(arrival)
+        return None if to_come else "nothing more comes"
 
     entrance = Entrance(
         job=synchronous_job(3, 100),
         rank=OWN,
-        exchange=SimpleNamespace(send=lambda peer, message: None),  # type: ignore[arg-type]
+        exchange=SimpleNamespace(send=lambda *message: sent.append(message)),  # type: ignore[arg-type]
         inbox=inbox,
         membership=lambda: None,
         stopped=arrive,
         has_barrier=True,
     )
+    return entrance, sent
+
+
+VANISHES = [
+    [LinkUp(ONLY, 1, 7), MessageArrived(ONLY, rendezvous.answer(0, done=7, is_in=True))],
+    [LinkUp(OTHER, 1, 0), out(OTHER)],
+    [MessageArrived(OTHER, rendezvous.ask(12))],
+    [LinkDown(ONLY, 1, "killed")],
+    [LinkUp(ONLY, 2, 0), out(ONLY)],
+]
+
+
+def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
+    inbox = Inbox(lambda peer, message: None)
+    entrance, _ = told(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
     assert entrance.come_in() is None
-    assert not to_come
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0)]
+
+
+def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
+    """That one's answer was from before: this worker begins with it, and waits for nobody else."""
+    inbox, named = Inbox(lambda peer, message: None), MessageArrived(OTHER, rendezvous.ask(12))
+    begun = [[LinkUp(ONLY, 1, 0), out(ONLY)], [LinkUp(OTHER, 2, 0), named, out(OTHER)], []]
+    entrance, _ = told(inbox, begun)
+    assert entrance.come_in() is None
+    promise = MessageArrived(OTHER, Message(MessageKind.PROGRESS, 11))
+    assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0), promise]
+
+
+def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
+    """It had answered that it was out, and has the state since."""
+    is_in = MessageArrived(OTHER, rendezvous.answer(0, done=12, is_in=True))
+    entrance, sent = told(Inbox(lambda peer, message: None), [*VANISHES, [is_in], [], []])
+    with pytest.raises(Interrupted):
+        entrance.come_in()
+    assert sent[-1] == (OTHER, rendezvous.ask(12 + rendezvous.FIRST_MARGIN))

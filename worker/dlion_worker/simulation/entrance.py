@@ -46,6 +46,7 @@ class VirtualEntrance:
         self._job = worker.parts.job
         self._all_update_together = all_update_together(self._job.spec)
         self._begins_beside = may_begin_beside(self._job.spec)
+        self._somebody_trained = False
         self._meeting = rendezvous.Meeting()
         self._donor: tuple[Rank, int] | None = None
         """Who was asked for its state, and the life of its link then."""
@@ -64,13 +65,25 @@ class VirtualEntrance:
                 return
             self._donor = None
         if inside := self._inside():
+            self._somebody_trained = True
             if self._all_update_together:
                 self._meet(inside)
             else:
                 self._pull(inside[0])
+        elif self._somebody_trained:
+            self._ask_anew()
         elif self._complete():
-            self._worker.inbox.forget_promises()
             self._enter()
+
+    def _ask_anew(self) -> None:
+        """Who trained is gone; another latecomer may have taken its state and come in since it
+        answered that it is out."""
+        self._somebody_trained = False
+        self._meeting = rendezvous.Meeting()
+        self._worker.inbox.forget_promises()
+        self._worker.inbox.answers.clear()
+        for peer in sorted(self._worker.inbox.linked):
+            self._worker.parts.links[peer].push(rendezvous.ask())
 
     def _inside(self) -> list[Rank]:
         """Peers that train."""
@@ -79,7 +92,7 @@ class VirtualEntrance:
     def _complete(self) -> bool:
         """Whether nobody trains and those who are there may begin."""
         linked, answers = self._worker.inbox.linked, self._worker.inbox.answers
-        if not linked <= answers.keys():
+        if not all(peer in answers and not answers[peer].asked for peer in linked):
             return False
         workers = self._job.workers()
         if linked >= self._worker.neighbours:

@@ -55,6 +55,7 @@ class Entrance:
         self._stopped = stopped
         self._has_barrier = has_barrier
         self._begins_beside = may_begin_beside(job.spec)
+        self._somebody_trained = False
 
     def come_in(self) -> StateSnapshot | None:
         """The state of a peer to go on from; None: this worker's own is right.
@@ -67,19 +68,30 @@ class Entrance:
             if self._inbox.stop_reason is not None:
                 return self._pull(self._inbox.stopped)
             if inside := self._inside():
+                self._somebody_trained = True
                 snapshot = self._meet() if self._has_barrier else self._pull(inside)
                 if snapshot is not None:
                     return snapshot
+            elif self._somebody_trained:
+                self._ask_anew()
             elif self._complete(time.monotonic() - began_s):
-                self._inbox.forget_promises()
                 return self._of_the_furthest()
             self._pause()
+
+    def _ask_anew(self) -> None:
+        """Who trained is gone. Another latecomer may have taken its state and come in since it
+        answered that it is out; nobody may begin from nothing beside it."""
+        self._somebody_trained = False
+        self._inbox.forget_promises()
+        self._inbox.answers.clear()
+        for peer in sorted(self._inbox.linked):
+            self._exchange.send(peer, rendezvous.ask())
 
     # ---- nobody trains yet -----------------------------------------------------------------------
 
     def _complete(self, waited_s: float) -> bool:
-        linked = self._inbox.linked
-        if not linked <= self._inbox.answers.keys():
+        linked, answers = self._inbox.linked, self._inbox.answers
+        if not all(peer in answers and not answers[peer].asked for peer in linked):
             return False
         if self._all_are_there():
             return True

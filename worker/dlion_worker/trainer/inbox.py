@@ -121,8 +121,8 @@ class Inbox:
         ]
 
     def forget_promises(self) -> None:
-        """Drops what came early of iterations that nobody has made: where nobody trains, those that
-        other latecomers have named bind nobody."""
+        """Drops what came early of iterations that nobody has made: once those who trained are
+        gone, what latecomers have named to each other binds nobody."""
         self.early = [
             arrival
             for arrival in self.early
