@@ -80,7 +80,9 @@ def _alter(chance: random.Random, message: Any) -> None:
     if isinstance(value, Message) and chance.random() < 0.9:
         _alter(chance, value)
         return
-    with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError):  # of another type
+    with contextlib.suppress(
+        TypeError, ValueError, AttributeError, KeyError, OverflowError
+    ):  # of another type
         if chance.random() < 0.2:
             message.ClearField(field.name)
         elif field.name == "fields":

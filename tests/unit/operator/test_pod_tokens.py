@@ -50,7 +50,7 @@ def claims(**changes: Any) -> dict[str, Any]:
         "iss": ISSUER,
         "iat": now - 10,
         "nbf": now - 10,
-        "exp": now + 600,
+        "exp": now + 86_400,  # hostile ones are made long before they are tried
         "sub": "system:serviceaccount:default:default",
         "kubernetes.io": {
             "namespace": "default",
@@ -191,7 +191,7 @@ HOSTILE: dict[str, str] = {
     "no issuer": signed(claims(iss=None)),
     "expired": signed(claims(exp=int(time.time()) - 60)),
     "for ever": signed(claims(exp=None)),
-    "not valid yet": signed(claims(nbf=int(time.time()) + 600)),
+    "not valid yet": signed(claims(nbf=int(time.time()) + 86_400, exp=int(time.time()) + 172_800)),
     "of no pod": signed(claims(**{"kubernetes.io": {"namespace": "default"}})),
     "of nothing": signed(claims(**{"kubernetes.io": None})),
     "of a list": signed(claims(**{"kubernetes.io": ["default"]})),
