@@ -28,6 +28,7 @@ from dlion_worker.local.companions import (
     Companion,
     Companions,
 )
+from dlion_worker.local.imposed import LINKS_MEASURED_ONCE
 from dlion_worker.local.processes import ProcessGroup
 from local_run import LocalRun, job_document
 
@@ -162,6 +163,7 @@ def test_a_continuous_run_outlives_its_sidecar_and_evaluator_and_ends_on_demand(
     assert found["notes"] == [
         "links: relay (asked to run without root's means)",
         "CPU: dutyCycle (asked to run without root's means)",
+        LINKS_MEASURED_ONCE,
     ]
     measured = {f["quantity"] for f in found["figures"] if f["measured"] is not None}
     assert measured == {"link rate", "CPU quota"}
