@@ -54,6 +54,11 @@ class EventReason(StrEnum):
         "FoldedTogether",
         "a worker met another, from which it was cut off, at the mean by samples of their weights",
     )
+    QUORUM_LOST = (
+        "QuorumLost",
+        "too few sites (`minSites`) are joined with a worker's side: it holds still",
+    )
+    QUORUM_BACK = "QuorumBack", "enough sites are joined again: the worker trains on"
     MESSAGE_REFUSED = (
         "MessageRefused",
         "a peer sent something that the protocol does not allow, or refuses this worker",

@@ -42,6 +42,8 @@ TOLD = frozenset(
         EventReason.MODEL_KEPT,
         EventReason.MODEL_PUBLISHED,
         EventReason.PUBLISH_FAILED,
+        EventReason.QUORUM_BACK,
+        EventReason.QUORUM_LOST,
         EventReason.RECORDS_DROPPED,
         EventReason.REPLICA_MISSING,
         EventReason.RESUMED,

@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
+from tests.support.simulations import (
+    DIGITS,
+    Case,
+    Simulated,
+    drift_over_time,
+    four_workers,
+    simulate_all,
+)
 
-from dlion_api.drift import DriftMeter
 from dlion_api.exit_codes import ExitCode
-from dlion_api.records import record_from_json
 from dlion_worker.environments.loss import tcp_bytes_per_s
 
 if TYPE_CHECKING:
@@ -234,13 +239,6 @@ def test_sites_that_trained_apart_fold_together_once(
     assert folded_s - HEALED_S < 10
     last = [run.steps[rank][-1]["iteration"] for rank in range(4)]
     assert max(last) - min(last) <= 6
-
-
-def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
-    meter = DriftMeter()
-    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
-    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
-    return [point for point in points if point is not None]
 
 
 def test_bounded_staleness_loses_less_to_stragglers_than_lock_step(

@@ -6,6 +6,7 @@ and the exchange by queues that keep each link's order and delay every message b
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
@@ -72,6 +73,8 @@ class Replica:
 
     def __init__(self, model: Model) -> None:
         self.model, self.iteration, self.samples = model, 0, 0
+        self.taken = 0
+        """States taken over from peers."""
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
@@ -80,6 +83,10 @@ class Replica:
             self.model.weights_D -= np.float32(self.learning_rate) * gradient_D
             self.iteration, self.samples = iteration, samples
 
+    @property
+    def weights_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
+        return self.model.weights_D
+
     def provide(self) -> StateSnapshot:
         with self._lock:
             return StateSnapshot(self.iteration, self.samples, self.model.weights_D.tobytes())
@@ -87,6 +94,7 @@ class Replica:
     def take_over(self, snapshot: StateSnapshot) -> None:
         self.model.set_weights(np.frombuffer(bytes(snapshot.payload), np.float32))
         self.iteration = snapshot.iteration
+        self.taken += 1
 
 
 class Stream:
@@ -113,6 +121,7 @@ class Network:
         self._chance, self._delay_s = chance, delay_s
         self._lock = threading.RLock()
         self.up: dict[Rank, Node] = {}
+        self._cut: set[Rank] = set()
         self._links: dict[tuple[Rank, Rank], queue.SimpleQueue[Any]] = {}
 
     def join(self, node: Node) -> None:
@@ -131,6 +140,30 @@ class Network:
             threading.Thread(target=self._carry, args=(link, to), daemon=True).start()
         return link
 
+    def renew(self, node: Node) -> None:
+        """Its links go down and come up again, for both ends."""
+        self.cut_off(node)
+        self.restore(node)
+
+    def cut_off(self, node: Node) -> None:
+        """Its links go down, for both ends."""
+        with self._lock:
+            self._cut.add(node.rank)
+            for a, link in self._links_of(node):
+                self._post(link, LinkDown(a.rank, a.incarnation, "cut"))
+
+    def restore(self, node: Node) -> None:
+        """They come up again."""
+        with self._lock:
+            self._cut.discard(node.rank)
+            for a, link in self._links_of(node):
+                self._post(link, LinkUp(a.rank, a.incarnation, a.replica.iteration))
+
+    def _links_of(self, node: Node) -> list[tuple[Node, queue.SimpleQueue[Any]]]:
+        others = [other for other in self.up.values() if other is not node]
+        pairs = [(node, other) for other in others] + [(other, node) for other in others]
+        return [(a, self._link(a.rank, b)) for a, b in pairs]
+
     def leave(self, node: Node) -> None:
         with self._lock:
             del self.up[node.rank]
@@ -142,7 +175,8 @@ class Network:
     def send(self, sender: Rank, receiver: Rank, message: Message) -> None:
         with self._lock:
             link = self._links.get((sender, receiver))
-            if link is not None and sender in self.up and receiver in self.up:
+            is_cut = not self._cut.isdisjoint((sender, receiver))
+            if link is not None and sender in self.up and receiver in self.up and not is_cut:
                 self._post(link, MessageArrived(sender, message))
 
     def pull(self, donor: Rank) -> StateSnapshot:
@@ -172,20 +206,26 @@ class Node:
         self.hashes: dict[int, str] = {}
         self.steps: list[StepRecord] = []
         self.error: BaseException | None = None
-        self._killed = threading.Event()
+        self._killed, self._to_stop = threading.Event(), threading.Event()
+        self.loop: TrainingLoop | None = None
+        self.is_on_the_way_back = False
         self._entered = False
         model = Model(rank, random.Random(rank + incarnation), nap_s, self._vanish_if_killed)
         self.replica, self.stream = Replica(model), Stream()
         self.inbox = Inbox(self._send)
         self.progress = JobProgress()
-        ranks = [worker.rank for worker in job.workers()]
-        self.machine = policies.build(job.spec, rank, Layout(("w",), (SIZE,)), ranks)
+        self._ranks = [worker.rank for worker in job.workers()]
+        self.machine = self._new_machine(job)
         self.checkpointer = Checkpointer(
             Path("unused"), every_s=1e9, replica=self.replica, progress=self.progress,
             stream=self.stream, machine=self.machine,
         )  # fmt: skip
         self._job = job
         self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _new_machine(self, job: Job) -> Any:
+        layout = Layout(("w",), (SIZE,))
+        return policies.build(job.spec, self.rank, layout, self._ranks, replica=self.replica)
 
     def start(self) -> Node:
         self._network.join(self)
@@ -202,6 +242,16 @@ class Node:
         self.thread.join(10)
         assert not self.thread.is_alive()
 
+    def stop(self) -> None:
+        """Tells it, and so all, to end in order; returns when it has."""
+        self._to_stop.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    @property
+    def holds_still(self) -> bool:
+        return self.loop is not None and self.loop.holds_still
+
     def _send(self, peer: Rank, message: Message) -> None:
         self._network.send(self.rank, peer, message)
 
@@ -213,6 +263,7 @@ class Node:
     def _run(self) -> None:
         try:
             self._enter()
+            self._entered = True
             self._train()
         except Interrupted:
             pass
@@ -222,19 +273,33 @@ class Node:
 
     def _stopped(self) -> str | None:
         if self._entered:
-            return None
+            return "told to stop" if self._to_stop.is_set() else None
         self._vanish_if_killed()
         return None
 
-    def _enter(self) -> None:
+    def _enter(self, *, comes_back: bool = False) -> StateSnapshot | None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
         snapshot = Entrance(
             job=self._job, rank=self.rank, exchange=exchange, inbox=self.inbox,
-            membership=lambda: None, stopped=self._stopped, has_barrier=True,
+            membership=lambda: None, stopped=self._stopped, has_barrier=True, comes_back=comes_back,
         ).come_in()  # fmt: skip
-        self._entered = True
         if snapshot is not None:
             self.checkpointer.overtake(snapshot)
+        return snapshot
+
+    def _come_in_anew(self) -> None:
+        """As `Worker` does."""
+        before, self.machine = self.machine, self._new_machine(self._job)
+        self.loop.begin_anew(self.machine)
+        self.inbox.begin_anew(self.progress.iteration)
+        self._network.renew(self)
+        self.is_on_the_way_back = True
+        snapshot = None
+        with contextlib.suppress(Interrupted):
+            snapshot = self._enter(comes_back=True)
+        self.is_on_the_way_back = False
+        if snapshot is None:
+            self.machine.restore(before.state())
 
     def _train(self) -> None:
         nothing = lambda *_, **__: None  # noqa: E731
@@ -245,9 +310,14 @@ class Node:
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
         reporter = SimpleNamespace(
-            step=self._note, event=nothing, links=nothing, now_s=float, incarnation=1
+            step=self._note,
+            event=nothing,
+            links=nothing,
+            now_s=float,
+            rank=self.rank,
+            incarnation=self.incarnation,
         )
-        TrainingLoop(
+        self.loop = TrainingLoop(
             Parts(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
@@ -256,7 +326,9 @@ class Node:
             ),
             progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        while self.loop.run() is None:
+            self._come_in_anew()
 
     def room_bytes(self) -> dict[Rank, float]:
         """Of the links, in every iteration."""

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dlion_api.drift import DriftMeter
+from dlion_api.records import record_from_json
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -61,6 +64,14 @@ class Simulated:
             for r in self.records
             if r["kind"] == "link" and (r["rank"], r["peer"]) == (sender, receiver)
         )
+
+
+def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
+    """Seconds, and the drift at that time."""
+    meter = DriftMeter()
+    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
+    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
+    return [point for point in points if point is not None]
 
 
 def four_workers(**fields: Any) -> dict[str, Any]:

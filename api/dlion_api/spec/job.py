@@ -90,7 +90,11 @@ class Spec:
         max_items=MOST_SITES,
     )
     min_sites: int = setting(
-        "quorum: with fewer sites the job waits.", default=1, minimum=1, maximum=MOST_SITES
+        "quorum: with fewer sites the job waits. A side of a split that has fewer holds still until"
+        " enough are joined again; if these trained meanwhile it takes their state.",
+        default=1,
+        minimum=1,
+        maximum=MOST_SITES,
     )
     trainer: Trainer = setting("what is trained, on what, and until when.")
     batching: Batching = setting("how the global batch is shared out.", default=Batching())

@@ -46,6 +46,11 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     """no payload"""
     MESSAGE_KIND_FOLD: _MessageKind.ValueType  # 10
     """payload: as HELD, behind that coded weights"""
+    MESSAGE_KIND_REACH: _MessageKind.ValueType  # 11
+    """With whom workers are linked, as each has told and others hand on; where minSites is above 1.
+    Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
+    in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
+    """
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -72,6 +77,11 @@ MESSAGE_KIND_FOLD_REQUEST: MessageKind.ValueType  # 9
 """no payload"""
 MESSAGE_KIND_FOLD: MessageKind.ValueType  # 10
 """payload: as HELD, behind that coded weights"""
+MESSAGE_KIND_REACH: MessageKind.ValueType  # 11
+"""With whom workers are linked, as each has told and others hand on; where minSites is above 1.
+Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
+in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
+"""
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

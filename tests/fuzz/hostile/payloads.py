@@ -243,10 +243,10 @@ def _peer_comes_back(inbox: Inbox, machine: Machine) -> None:
     """The link breaks and is up again: its new life is understood from the beginning."""
     inbox.put(LinkDown(PEER, 1, "hostile"))
     inbox.put(LinkUp(PEER, 2, 0))
-    inbox.put(MessageArrived(PEER, rendezvous.answer(7, done=3, is_in=True)))
+    inbox.put(MessageArrived(PEER, rendezvous.answer(7, done=3, role=rendezvous.Role.IN)))
     for event in inbox.drain():
         machine.handle(event)
-    assert inbox.answers[PEER] == rendezvous.Answer(7, 3, is_in=True)
+    assert inbox.answers[PEER] == rendezvous.Answer(7, 3, rendezvous.Role.IN)
     machine.handle(MemberLeft(PEER))
     machine.handle(MemberJoined(PEER, 0))
     honest = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)

@@ -17,6 +17,7 @@ from dlion_api.wire.exchange_pb2 import Frame, Header, Hello
 from dlion_worker.exchange.framing import (
     MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
+    MAX_REACH_BYTES,
     Inbox,
     OutgoingMessage,
     Reassembler,
@@ -188,11 +189,12 @@ def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> Non
         Message(MessageKind.GRADIENT, 1, payload=bytes(LIMIT + 1)),
         Message(MessageKind.PROGRESS, 1, payload=b"x"),
         Message(MessageKind.STOP, 1, payload=bytes(5000)),
+        Message(MessageKind.REACH, 0, payload=bytes(MAX_REACH_BYTES + 1)),
         Message(MessageKind.GRADIENT, -1),
         Message(MessageKind.GRADIENT, 1, local_batch_size=2**32),
         Message(MessageKind.GRADIENT, 1, weights_version=-1),
     ],
-    ids=["large", "progress with payload", "long reason", "iteration", "batch", "version"],
+    ids=["large", "progress with payload", "long reason", "reach", "iteration", "batch", "version"],
 )
 def test_a_message_that_no_peer_would_take_is_not_sent(message: Message) -> None:
     with pytest.raises(ContractError, match="allowed"):

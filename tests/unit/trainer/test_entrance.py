@@ -20,13 +20,14 @@ from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.entrance import Entrance
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted
+from dlion_worker.trainer.rendezvous import Role
 from loop_cluster import synchronous_job
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
 
 
 def out(peer: Rank) -> MessageArrived:
-    return MessageArrived(peer, rendezvous.answer(0, done=0, is_in=False))
+    return MessageArrived(peer, rendezvous.answer(0, done=0, role=Role.OUT))
 
 
 def told(inbox: Inbox, to_come: list[list[Any]]) -> tuple[Entrance, list[tuple[Rank, Message]]]:
@@ -51,7 +52,7 @@ def told(inbox: Inbox, to_come: list[list[Any]]) -> tuple[Entrance, list[tuple[R
 
 
 VANISHES = [
-    [LinkUp(ONLY, 1, 7), MessageArrived(ONLY, rendezvous.answer(0, done=7, is_in=True))],
+    [LinkUp(ONLY, 1, 7), MessageArrived(ONLY, rendezvous.answer(0, done=7, role=Role.IN))],
     [LinkUp(OTHER, 1, 0), out(OTHER)],
     [MessageArrived(OTHER, rendezvous.ask(12))],
     [LinkDown(ONLY, 1, "killed")],
@@ -78,7 +79,7 @@ def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
 
 def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
     """It had answered that it was out, and has the state since."""
-    is_in = MessageArrived(OTHER, rendezvous.answer(0, done=12, is_in=True))
+    is_in = MessageArrived(OTHER, rendezvous.answer(0, done=12, role=Role.IN))
     entrance, sent = told(Inbox(lambda peer, message: None), [*VANISHES, [is_in], [], []])
     with pytest.raises(Interrupted):
         entrance.come_in()

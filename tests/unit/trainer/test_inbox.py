@@ -20,7 +20,7 @@ from dlion_worker.policies.interface import (
 )
 from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.inbox import DEPARTURE_S, Farewell, Inbox, farewell
-from dlion_worker.trainer.rendezvous import Answer
+from dlion_worker.trainer.rendezvous import Answer, Role
 
 A, B = Rank(1), Rank(2)
 
@@ -49,7 +49,7 @@ def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: Inbox, sent:
     question = MessageArrived(A, rendezvous.ask(5))
     inbox.iteration = 3
     assert arrive(inbox, LinkUp(A, 1, 0), question) == []
-    assert sent == [(A, rendezvous.ask()), (A, rendezvous.answer(5, done=3, is_in=False))]
+    assert sent == [(A, rendezvous.ask()), (A, rendezvous.answer(5, done=3, role=Role.OUT))]
 
 
 def test_what_came_early_is_handed_over_at_the_start(inbox: Inbox) -> None:
@@ -76,9 +76,9 @@ def test_after_the_start_links_and_questions_are_events(inbox: Inbox, sent: list
 
 
 def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: Inbox) -> None:
-    answer = MessageArrived(A, rendezvous.answer(0, done=9, is_in=True))
+    answer = MessageArrived(A, rendezvous.answer(0, done=9, role=Role.IN))
     arrive(inbox, LinkUp(A, 1, 0), answer, gradient(A, 3), gradient(B, 3))
-    assert inbox.answers == {A: Answer(0, 9, is_in=True)}
+    assert inbox.answers == {A: Answer(0, 9, Role.IN)}
     first = inbox.lives[A]
     arrive(inbox, LinkDown(A, 1, "gone"))
     assert (inbox.answers, inbox.linked) == ({}, set())

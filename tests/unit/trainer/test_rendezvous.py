@@ -23,7 +23,7 @@ LIVES = {A: 1, B: 2}
 
 
 def inside(done: int, *, asked: int = 0) -> Answer:
-    return Answer(asked, done, is_in=True)
+    return Answer(asked, done, Role.IN)
 
 
 def test_an_iteration_ahead_of_all_is_named_to_all() -> None:
@@ -66,11 +66,11 @@ def test_a_peer_that_was_past_it_is_met_later_and_by_a_larger_margin() -> None:
 
 def test_another_latecomer_holds_nobody_up_once_it_has_heard() -> None:
     meeting = Meeting()
-    meeting.to_ask(LIVES, {A: inside(7), B: Answer(0, 0, is_in=False)})
+    meeting.to_ask(LIVES, {A: inside(7), B: Answer(0, 0, Role.OUT)})
     named = meeting.iteration
-    answers = {A: inside(7, asked=named), B: Answer(0, 0, is_in=False)}
+    answers = {A: inside(7, asked=named), B: Answer(0, 0, Role.OUT)}
     assert not meeting.agreed(LIVES, answers), "it has not heard of that iteration yet"
-    answers[B] = Answer(named, 100, is_in=False)
+    answers[B] = Answer(named, 100, Role.OUT)
     assert meeting.agreed(LIVES, answers)
 
 
@@ -82,14 +82,16 @@ def test_weights_held_before_the_iteration_will_do_however_old_their_last_update
     assert not meeting.holds(meeting.iteration)
 
 
-@given(st.integers(0, 2**40), st.integers(0, 2**40), st.booleans())
-def test_what_is_said_is_what_is_read(asked: int, done: int, is_in: bool) -> None:
+@given(
+    st.integers(0, 2**40), st.integers(0, 2**40), st.sampled_from([Role.OUT, Role.IN, Role.STILL])
+)
+def test_what_is_said_is_what_is_read(asked: int, done: int, role: Role) -> None:
     assert rendezvous.read(rendezvous.ask(asked)) == asked
-    answer = rendezvous.answer(asked, done=done, is_in=is_in)
-    assert rendezvous.read(answer) == Answer(asked, done, is_in)
+    answer = rendezvous.answer(asked, done=done, role=role)
+    assert rendezvous.read(answer) == Answer(asked, done, role)
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x03", b"\xff", b"\x00\x00"])
+@pytest.mark.parametrize("payload", [b"", b"\x04", b"\xff", b"\x00\x00"])
 def test_nonsense_is_refused(payload: bytes) -> None:
     with pytest.raises(ContractError, match="MEET"):
         rendezvous.read(Message(MessageKind.MEET, 3, payload=payload))
@@ -99,4 +101,4 @@ def test_a_question_without_an_iteration_says_nothing_to_the_policies() -> None:
     assert rendezvous.as_progress(0) is None
     assert rendezvous.as_progress(1) is None
     assert rendezvous.as_progress(9) == Message(MessageKind.PROGRESS, 8)
-    assert len(Role) == 3
+    assert len(Role) == 4

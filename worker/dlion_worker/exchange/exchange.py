@@ -167,6 +167,10 @@ class Exchange:
         delays = {rank: link.outbox.idle_delay_s for rank, link in links}
         return {rank: delay_s / 2 for rank, delay_s in delays.items() if delay_s is not None}
 
+    def renew_links(self, reason: str) -> None:
+        """Ends all links; they are opened anew, as after a restart."""
+        self._call(self._links.break_off, reason)
+
     def quarantine(self, peer: Rank, reason: str) -> None:
         """Refuses that peer until it is restarted: what it sends makes no sense."""
         self._call(self._quarantine, peer, reason)
@@ -261,12 +265,11 @@ class Exchange:
         ticking = asyncio.create_task(self._tick())
         self._started.set_result(port)
         await self._stop.wait()
-        self._shared.emit = _ignore  # whoever closes knows that the links go down
+        self._shared.emit = lambda _: None  # whoever closes knows that the links go down
         await self._end(server, [ticking, *self._dialling.values()])
 
     async def _end(self, server: grpc.aio.Server, tasks: list[asyncio.Task[None]]) -> None:
-        for link in self._links.by_rank.values():
-            link.break_off(f"{self._config.identity.name} is closing")
+        self._links.break_off(f"{self._config.identity.name} is closing")
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=CLOSE_WITHIN_S / 2)
@@ -382,10 +385,6 @@ def _watch(link: Link, dialler: Dialler, now_s: float, late_s: float) -> None:
         incoming.deadline.excuse(late_s)
         if incoming.deadline.overdue(now_s):
             incoming.end(incoming.deadline.describe(now_s))
-
-
-def _ignore(event: ExchangeEvent) -> None:
-    del event
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

@@ -35,6 +35,9 @@ MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 4096
 MAX_SMALL_BYTES = 4096
 """Largest payload of a message that is neither a gradient nor weights, nor says what these hold."""
 
+MAX_REACH_BYTES = 16 * 2**20
+"""Largest payload of a `REACH`: what two thousand workers say that are all linked with all."""
+
 _EMPTY = frozenset({MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST, MessageKind.FOLD_REQUEST})
 _BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
 _LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
@@ -113,6 +116,8 @@ def allowed_bytes(kind: MessageKind, max_message_bytes: int) -> int:
     """The largest payload of a message of that kind."""
     if kind in _EMPTY:
         return 0
+    if kind is MessageKind.REACH:
+        return MAX_REACH_BYTES
     return max_message_bytes if kind in _LARGE else MAX_SMALL_BYTES
 
 

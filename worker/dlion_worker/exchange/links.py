@@ -293,6 +293,11 @@ class Links:
     shared: Surroundings
     by_rank: dict[Rank, Link] = field(default_factory=dict)
 
+    def break_off(self, reason: str) -> None:
+        """Ends all of them; who is wanted is dialled anew."""
+        for link in self.by_rank.values():
+            link.break_off(reason)
+
     def claimed(self, run: str, rank: int) -> Link:
         """The link of a caller that says it is that rank of that run.
 

@@ -58,6 +58,7 @@ class MessageKind(IntEnum):
     HELD = 8
     FOLD_REQUEST = 9
     FOLD = 10
+    REACH = 11
 
 
 @dataclass(frozen=True)

@@ -192,9 +192,9 @@ class WorkerMachine:
                     mixes = self._transfer.weights_arrived(sender, message)
                     self._updates += len(mixes)
                     return mixes
-                case MessageKind.STOP | MessageKind.MEET:
+                case MessageKind.STOP | MessageKind.MEET | MessageKind.REACH:
                     return []  # the driver's business
-                case MessageKind.HELD | MessageKind.FOLD_REQUEST | MessageKind.FOLD:
+                case _:
                     raise ContractError(f"{message.kind.name}: nobody folds here")
         except ContractError as error:
             return [Refuse(sender, str(error)), *self._passed_over(sender, message)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.exchange import StateSnapshot
+    from dlion_worker.policies.interface import Machine
     from dlion_worker.simulation.clock import VirtualClock
     from dlion_worker.simulation.worker import VirtualWorker
 
@@ -39,8 +40,11 @@ class VirtualEntrance:
         *,
         pull: Callable[[Rank, Callable[[StateSnapshot], None]], None],
         come_in: Callable[[], None],
+        before: Machine | None = None,
     ) -> None:
-        """`pull(donor, take)`: asks a peer for its state. `come_in`: this worker trains now."""
+        """`pull(donor, take)`: asks a peer for its state. `come_in`: this worker trains now.
+        `before`: of one that comes back the policies as they were: where it goes on from its own
+        weights they go on, too."""
         self._worker, self._clock = worker, clock
         self._pull_from, self._come_in = pull, come_in
         self._job = worker.parts.job
@@ -51,8 +55,21 @@ class VirtualEntrance:
         self._donor: tuple[Rank, int] | None = None
         """Who was asked for its state, and the life of its link then."""
         self._began_s = clock.now_s
-        if (deadline_s := self._job.spec.start_deadline_seconds) is not None:
+        self._seen_s: float | None = None
+        """Since when there is somebody who trains."""
+        deadline_s: float | None = self._job.spec.start_deadline_seconds
+        self._before, self._whole_s = before, 0.0
+        if before is not None:
+            deadline_s = rendezvous.ALONE_S if deadline_s is None else deadline_s
+            self._whole_s = rendezvous.WHOLE_S
+        if deadline_s is not None:
             clock.after(deadline_s, self.look)
+        self._deadline_s = deadline_s
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it has been in the run before."""
+        return self._before is not None
 
     def look(self) -> None:
         """Takes the next step that what is known by now allows."""
@@ -66,14 +83,18 @@ class VirtualEntrance:
             self._donor = None
         if inside := self._inside():
             self._somebody_trained = True
+            if not (self._is_whole() or self._has_waited()):
+                return
             if self._all_update_together:
                 self._meet(inside)
             else:
                 self._pull(inside[0])
-        elif self._somebody_trained:
+            return
+        self._seen_s = None
+        if self._somebody_trained:
             self._ask_anew()
         elif self._complete():
-            self._enter()
+            self._go_on()
 
     def _ask_anew(self) -> None:
         """Who trained is gone; another latecomer may have taken its state and come in since it
@@ -89,15 +110,28 @@ class VirtualEntrance:
         """Peers that train."""
         return sorted(rank for rank, answer in self._worker.inbox.answers.items() if answer.is_in)
 
+    def _has_waited(self) -> bool:
+        """For links with all."""
+        now_s = self._clock.now_s
+        if self._seen_s is None:
+            self._seen_s = now_s
+            self._clock.after(self._whole_s, self.look)
+        return round(now_s - self._seen_s, 6) >= self._whole_s
+
+    def _is_whole(self) -> bool:
+        return self._worker.inbox.linked >= self._worker.neighbours
+
     def _complete(self) -> bool:
         """Whether nobody trains and those who are there may begin."""
         linked, answers = self._worker.inbox.linked, self._worker.inbox.answers
         if not all(peer in answers and not answers[peer].asked for peer in linked):
             return False
+        if any(answer.is_still for answer in answers.values()):
+            return False
         workers = self._job.workers()
-        if linked >= self._worker.neighbours:
+        if self._is_whole():
             return True
-        deadline_s = self._job.spec.start_deadline_seconds
+        deadline_s = self._deadline_s
         if deadline_s is None or self._clock.now_s - self._began_s < deadline_s:
             return False
         there = {*linked, self._worker.rank}
@@ -160,6 +194,12 @@ class VirtualEntrance:
         parts.reporter.event(
             EventReason.WORKER_REJOINED, "took over a peer's state", iteration=snapshot.iteration
         )
+
+    def _go_on(self) -> None:
+        """From its own weights."""
+        if self._before is not None:
+            self._worker.parts.machine.restore(self._before.state())
+        self._enter()
 
     def _enter(self) -> None:
         worker = self._worker

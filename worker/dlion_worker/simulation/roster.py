@@ -23,7 +23,7 @@ from dlion_worker.simulation.introduction import (
     probe_speed,
     tell_membership,
 )
-from dlion_worker.simulation.worker import Phase
+from dlion_worker.simulation.surroundings import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job
     from dlion_worker.environments.plan import Absence, Conditions, Plan
     from dlion_worker.exchange import LinkDown, StateSnapshot
+    from dlion_worker.policies.interface import Machine
     from dlion_worker.simulation.clock import Appointment, VirtualClock
     from dlion_worker.simulation.links import VirtualLink
     from dlion_worker.simulation.network import Network
@@ -154,7 +155,7 @@ class Roster:
     def stop(self, reason: str) -> None:
         """The run is over: all end with their present step; who was not in stays out."""
         for rank, worker in self.present.items():
-            worker.stopping = reason
+            worker.stop(reason)
             if not worker.is_in:
                 worker.leave()
                 self._connections.died(rank, reason)
@@ -198,9 +199,7 @@ class Roster:
         if before is not None:  # its sidecar has lived on
             worker.parts.director = before.parts.director
         self.workers = dict(sorted({**self.workers, rank: worker}.items()))
-        worker.entrance = VirtualEntrance(
-            worker, self._clock, pull=partial(self._pull, rank), come_in=worker.begin_step
-        )
+        worker.entrance = self._entrance(worker)
         worker.parts.reporter.event(
             EventReason.WORKER_READY, f"incarnation {incarnation} is ready to train"
         )
@@ -209,6 +208,24 @@ class Roster:
         worker.follow_grouping()
         self._tell_membership()
         self._connections.came(rank)
+
+    def come_in_anew(self, rank: Rank) -> None:
+        """Others have trained while a worker held still: as after a restart, over new links."""
+        worker = self.workers[rank]
+        before = worker.parts.machine
+        worker.begin_anew()
+        worker.entrance = self._entrance(worker, before)
+        for peer in self._connections.linked(rank):
+            self._connections.broken_off(rank, peer, "comes in anew: others trained meanwhile")
+
+    def _entrance(self, worker: VirtualWorker, before: Machine | None = None) -> VirtualEntrance:
+        return VirtualEntrance(
+            worker,
+            self._clock,
+            pull=partial(self._pull, worker.rank),
+            come_in=worker.begin_step,
+            before=before,
+        )
 
     def _pull(self, rank: Rank, donor: Rank, take: Callable[[StateSnapshot], None]) -> None:
         """Asks a peer for its state, which comes over the link from there as it is when asked."""

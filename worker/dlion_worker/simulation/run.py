@@ -32,9 +32,9 @@ from dlion_worker.simulation.links import VirtualLink
 from dlion_worker.simulation.network import Network
 from dlion_worker.simulation.pace import Pace
 from dlion_worker.simulation.roster import Roster
-from dlion_worker.simulation.surroundings import Surroundings, WorkerParts
+from dlion_worker.simulation.surroundings import Phase, Surroundings, WorkerParts
 from dlion_worker.simulation.trace import Trace
-from dlion_worker.simulation.worker import Phase, VirtualWorker
+from dlion_worker.simulation.worker import VirtualWorker
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.stopping import EvaluationSchedule
@@ -186,6 +186,7 @@ class Simulation:
             regrouped=self._roster.regroup,
             stepped=self._stepped,
             stopped=self._stopped,
+            behind=self._roster.come_in_anew,
         )
 
     def _worker(self, identity: WorkerIdentity, incarnation: int) -> VirtualWorker:
@@ -369,6 +370,8 @@ class Simulation:
                 return "is gone"
             case Phase.ENTERING:
                 return "waits for others to come"
+        if worker.holds_still:
+            return "holds still: too few sites (minSites) are joined with it"
         return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
 
     def _all_stopped(self) -> bool:

@@ -6,6 +6,7 @@ Called by `run`, which makes both, and by `worker`. No behaviour.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from dlion_worker.trainer.replica import LocalReplica
     from dlion_worker.trainer.reporting import Reporter
     from dlion_worker.training.datasets import BatchStream
+
+
+class Phase(Enum):
+    """Where a worker stands."""
+
+    ENTERING = auto()
+    COMPUTING = auto()
+    HELD = auto()
+    STOPPED = auto()
+    GONE = auto()
 
 
 @dataclass
@@ -59,10 +70,12 @@ class Surroundings:
         regrouped: Callable[[Rank, frozenset[Rank]], None],
         stepped: Callable[[VirtualWorker], None],
         stopped: Callable[[Rank, str], None],
+        behind: Callable[[Rank], None],
     ) -> None:
         """`told`: a capacity for the peers. `measured`: where groups go by what links carry, it is
         time to probe some. `regrouped`: a worker's neighbours are those from now on. `stepped`: an
-        iteration is over. `stopped`: a stop condition is met."""
+        iteration is over. `stopped`: a stop condition is met. `behind`: others have trained while a
+        worker held still, and it is to come in anew."""
         self.clock, self.executor = clock, executor
         self.told, self.measured, self.regrouped = told, measured, regrouped
-        self.stepped, self.stopped = stepped, stopped
+        self.stepped, self.stopped, self.behind = stepped, stopped, behind

@@ -7,13 +7,13 @@ its inputs are fixed when the step begins, so threads change nothing.
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError, DivergedError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
+from dlion_worker.policies import build_for
 from dlion_worker.policies.catalogue import has_barrier
 from dlion_worker.policies.clusters import graph_of_groups
 from dlion_worker.policies.interface import (
@@ -21,18 +21,16 @@ from dlion_worker.policies.interface import (
     Event,
     LocalStepDone,
     MessageArrived,
-    MessageKind,
     Regrouped,
 )
-from dlion_worker.trainer import rendezvous
+from dlion_worker.simulation.surroundings import Phase
 from dlion_worker.trainer.gradient_norms import NormMeter
+from dlion_worker.trainer.hearing import Hearing
 from dlion_worker.trainer.inbox import Inbox
-from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.reporting import worth_telling
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from dlion_api.measurements import Capacity, Directive, Grouping
@@ -49,16 +47,6 @@ LEAST_STEP_S = 1e-9
 """Of virtual time: a step that took none would never bring the run to its end."""
 
 
-class Phase(Enum):
-    """Where a worker stands."""
-
-    ENTERING = auto()
-    COMPUTING = auto()
-    HELD = auto()
-    STOPPED = auto()
-    GONE = auto()
-
-
 class VirtualWorker:
     """Trains until it is told to stop."""
 
@@ -67,15 +55,16 @@ class VirtualWorker:
         self.rank = parts.rank
         self.progress = JobProgress()
         self._norms = NormMeter(parts.job)
-        self._instructions = Instructions(
-            parts.machine,
-            parts.replica,
-            parts.reporter,
+        self._hearing = Hearing(
+            parts,
             self.progress,
             send=self._send,
             refuse=self._refuse,
             norms=self._norms,
+            has_barrier=has_barrier(parts.job.spec),
+            due=lambda after_s: around.clock.after(after_s, self._look),
         )
+        self._standstill = self._hearing.standstill
         self.inbox = Inbox(self._send)
         self.entrance: VirtualEntrance | None = None
         """The way in of one that comes while others may train already."""
@@ -99,6 +88,8 @@ class VirtualWorker:
         self._iteration = 0
         self._iteration_s = 0.0
         self._result: StepResult | None = None
+        self._before = JobProgress()
+        """Before the last local step."""
 
     # ---- coming and going ----------------------------------------------------------------------
 
@@ -111,7 +102,21 @@ class VirtualWorker:
         """With those who are linked now, from the step after `iteration` on."""
         self.entrance = None
         self.phase = Phase.HELD
-        self._handle(self.inbox.start(iteration))
+        self._hearing.handle(self.inbox.start(iteration))
+
+    def begin_anew(self) -> None:
+        """It comes in once more: of what it knew only the weights are left. A step whose update was
+        not made is as if it had not been."""
+        self.phase = Phase.ENTERING
+        self._undo_step()
+        self._arrived = []
+        self._hearing.begin_anew(build_for(self.parts.job, self.rank, self.parts.replica.model))
+        self.inbox.begin_anew(self.progress.iteration)
+
+    def _undo_step(self) -> None:
+        if self._result is not None and has_barrier(self.parts.job.spec):
+            self.progress.take(self._before)
+        self._result = None
 
     def leave(self) -> None:
         """Its process is gone, and with it the step under way."""
@@ -141,7 +146,9 @@ class VirtualWorker:
     def begin_step(self) -> None:
         """Begins the next local step; its gradient comes when its time has passed. What came before
         the first one may hold it."""
-        if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
+        if self.phase is not Phase.HELD or not self._standstill.may_step():
+            return
+        if self.parts.machine.waiting_for():
             return
         self.phase = Phase.COMPUTING
         parts = self.parts
@@ -186,12 +193,30 @@ class VirtualWorker:
         elif self.phase is Phase.COMPUTING:
             self._arrived += events
         elif self.phase is Phase.HELD:
-            self._handle(events)
+            self._hearing.handle(events)
             self._go_on()
+
+    def stop(self, reason: str) -> None:
+        """The run is over: it ends with its present step; where it holds still, or is on its way
+        back, at once and with its own weights."""
+        self.stopping = reason
+        comes_back = self.entrance is not None and self.entrance.comes_back
+        if comes_back or (self.holds_still and self.phase is Phase.HELD):
+            self._undo_step()
+            self.phase, self.entrance = Phase.STOPPED, None
+
+    @property
+    def holds_still(self) -> bool:
+        """Whether too few sites are joined with it."""
+        return self._standstill.holds
 
     def awaited(self) -> frozenset[Rank]:
         """Peers that hold this worker."""
         return self.parts.machine.waiting_for()
+
+    def _look(self) -> None:
+        if self.is_in:
+            self._standstill.look()
 
     def _schedule(self) -> None:
         seconds = max(LEAST_STEP_S, self._left_core_s / self.parts.units)
@@ -211,6 +236,7 @@ class VirtualWorker:
         self._result, self._busy_s = result, now_s - self._began_s
         self._computed_s = self._busy_s * self._computing_fraction
         self._norms.own(result.gradient_D, self._batch_size)
+        self._before.take(self.progress)
         self.progress.advance(
             self._iteration,
             local_batch_size=self._batch_size,
@@ -219,7 +245,7 @@ class VirtualWorker:
         self.progress.trained_s = now_s
         self._take_directive()
         rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
-        self._handle(
+        self._hearing.handle(
             [
                 BudgetsChanged(
                     levelled({p: r for p, r in rooms.items() if r is not None}),
@@ -230,7 +256,7 @@ class VirtualWorker:
         )
         self.phase = Phase.HELD
         arrived, self._arrived = self._arrived, []
-        self._handle(arrived)
+        self._hearing.handle(arrived)
         self._go_on()
 
     @property
@@ -246,7 +272,12 @@ class VirtualWorker:
 
     def _go_on(self) -> None:
         """Begins the next step unless peers must be heard before."""
-        if self.phase is not Phase.HELD or self.parts.machine.waiting_for():
+        if self.phase is not Phase.HELD:
+            return
+        if self._standstill.is_behind and self.stopping is None:
+            self._around.behind(self.rank)
+            return
+        if self.parts.machine.waiting_for():
             return
         if self._result is not None:
             self._end_step(self._result)
@@ -268,23 +299,6 @@ class VirtualWorker:
             self._around.stopped(self.rank, reason)
 
     # ---- carrying out --------------------------------------------------------------------------
-
-    def _handle(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
-                self._meet(event)
-                continue
-            self._instructions.handle(event)
-
-    def _meet(self, arrival: MessageArrived) -> None:
-        """A latecomer asks: as `trainer.loop` answers."""
-        asked = arrival.message.iteration
-        progress = rendezvous.as_progress(asked)
-        if progress is not None and has_barrier(self.parts.job.spec):
-            self._handle([MessageArrived(arrival.sender, progress)])
-        self._send(
-            arrival.sender, rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
-        )
 
     def _send(self, peer: Rank, message: Message) -> None:
         self._exchanged_bytes += message.size_bytes

@@ -96,6 +96,12 @@ class Checkpointer:
             self._undone = self._place()
             self._progress.take(self._before.progress)
 
+    def begin_anew(self, machine: Stateful) -> None:
+        """This worker comes in once more: no step is under way, and policies are that one."""
+        self._before = self._undone = None
+        self._after = {}
+        self._machine = machine
+
     def save(self) -> None:
         """Writes the file whole. Raises `OSError` where the disk is full; the old one stands."""
         values: Values = {

@@ -4,7 +4,9 @@ Owns the two ways in. Where nobody trains yet, everybody waits until all expecte
 linked (or, after `startDeadlineSeconds`, until `minSites` sites are), and who is behind takes the
 state of who is furthest: after a resume checkpoints may differ. Where somebody trains, the
 latecomer takes over a state from there; at a barrier it first agrees on an iteration to come in at
-(`rendezvous`).
+(`rendezvous`). Where all who are in hold still for want of a quorum it waits with them.
+
+A worker that has held still itself while others trained comes in in the same way.
 """
 
 from __future__ import annotations
@@ -42,10 +44,15 @@ class Entrance:
         membership: Callable[[], Membership | None],
         stopped: Callable[[], str | None],
         has_barrier: bool,
+        comes_back: bool = False,
         neighbours: Callable[[], Collection[Rank]] | None = None,
     ) -> None:
-        """`has_barrier`: all workers make each update together, from equal weights. `neighbours`:
-        whom this worker is to be linked with now, if not with everybody."""
+        """`has_barrier`: all workers make each update together, from equal weights. `comes_back`:
+        others have trained while it held still. `neighbours`: whom this worker is to be linked with
+        now, if not with everybody."""
+        deadline_s = job.spec.start_deadline_seconds
+        self._deadline_s = rendezvous.ALONE_S if comes_back and deadline_s is None else deadline_s
+        self._whole_s = rendezvous.WHOLE_S if comes_back else 0.0
         self._neighbours = neighbours
         self._job = job
         self._own_site = job.worker(rank).site
@@ -63,18 +70,21 @@ class Entrance:
         Returns also where the run is over: `inbox.stop_reason` then says so. Raises `Interrupted`
         when this worker is told to stop meanwhile.
         """
-        began_s = time.monotonic()
+        began_s = seen_s = time.monotonic()
         while True:
             if self._inbox.stop_reason is not None:
                 return self._pull(self._inbox.stopped)
-            if inside := self._inside():
+            now_s, inside = time.monotonic(), self._inside()
+            seen_s = seen_s if inside else now_s
+            if inside:
                 self._somebody_trained = True
-                snapshot = self._meet() if self._has_barrier else self._pull(inside)
-                if snapshot is not None:
-                    return snapshot
+                if now_s - seen_s >= self._whole_s or self._all_are_there():
+                    snapshot = self._meet() if self._has_barrier else self._pull(inside)
+                    if snapshot is not None:
+                        return snapshot
             elif self._somebody_trained:
                 self._ask_anew()
-            elif self._complete(time.monotonic() - began_s):
+            elif self._complete(now_s - began_s):
                 return self._of_the_furthest()
             self._pause()
 
@@ -93,12 +103,14 @@ class Entrance:
         linked, answers = self._inbox.linked, self._inbox.answers
         if not all(peer in answers and not answers[peer].asked for peer in linked):
             return False
+        if any(answer.is_still for answer in answers.values()):
+            return False
         if self._all_are_there():
             return True
-        deadline_s = self._job.spec.start_deadline_seconds
+        deadline_s = self._deadline_s
         if deadline_s is None or waited_s <= deadline_s or not self._enough_sites():
             return False
-        _LOG.warning("starting without everybody after %.0f s (startDeadlineSeconds)", waited_s)
+        _LOG.warning("starting without everybody after %.0f s", waited_s)
         return True
 
     def _all_are_there(self) -> bool:

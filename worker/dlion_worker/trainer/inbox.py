@@ -26,7 +26,7 @@ from dlion_worker.policies.interface import (
     Regrouped,
 )
 from dlion_worker.trainer import rendezvous
-from dlion_worker.trainer.rendezvous import Answer
+from dlion_worker.trainer.rendezvous import Answer, Role
 
 _STEP_KINDS = (MessageKind.GRADIENT, MessageKind.PROGRESS)
 _LONGEST_REASON_BYTES = 200
@@ -111,6 +111,15 @@ class Inbox:
         early, self.early = self.early, []
         joined = [MemberJoined(rank, iteration) for rank in sorted(self.lives)]
         return [*self._regrouped, *joined, *early]
+
+    def begin_anew(self, iteration: int) -> None:
+        """As before the start: this worker comes in once more, with its own weights of that
+        iteration, and all its links are about to be opened anew."""
+        self.drain()
+        self._started = False
+        self.iteration = iteration
+        self.early, self._departed = [], {}
+        self.answers.clear()
 
     def forget_steps(self, iteration: int) -> None:
         """Drops what came early of iterations up to that one."""
@@ -251,5 +260,5 @@ class Inbox:
             return [arrival]
         if (progress := rendezvous.as_progress(said)) is not None:
             self.early.append(MessageArrived(arrival.sender, progress))
-        self._send(arrival.sender, rendezvous.answer(said, done=self.iteration, is_in=False))
+        self._send(arrival.sender, rendezvous.answer(said, done=self.iteration, role=Role.OUT))
         return []

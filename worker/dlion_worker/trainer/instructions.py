@@ -7,7 +7,7 @@ leads to. Knows no clock and no link.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
@@ -56,16 +56,24 @@ class Instructions:
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
+    def begin_anew(self, machine: Machine) -> None:
+        """From now on it is told to that one."""
+        self._machine = machine
+
     def handle(self, event: Event) -> None:
         """Tells the policy what has happened, and does what follows from it.
 
         Raises: DivergedError where weights or updates that it would send are not finite.
         """
         try:
-            for instruction in self._machine.handle(event):
-                self._carry_out(instruction)
+            self.carry_out(self._machine.handle(event))
         except NotFiniteError as error:
             raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
+
+    def carry_out(self, instructions: Iterable[Instruction]) -> None:
+        """Does these, in order."""
+        for instruction in instructions:
+            self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:

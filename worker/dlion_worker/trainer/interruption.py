@@ -2,7 +2,8 @@
 
 Made by `__main__` on the main thread, used by `worker`. While training, the loop looks at `reason`
 between two steps, so that what is saved is whole. Before there is anything to save, and once
-everything is saved, the signal breaks off whatever goes on, the user's program included.
+everything is saved, the signal breaks off whatever goes on, the user's program included; so it does
+the way into the run, on which nothing changes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class Signals:
             yield
         finally:
             self._is_patient = False
+
+    @contextmanager
+    def promptly(self) -> Iterator[None]:
+        """Inside, a signal breaks off what goes on, also in the midst of what is done patiently."""
+        was_patient, self._is_patient = self._is_patient, False
+        try:
+            yield
+        finally:
+            self._is_patient = was_patient
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.reason = self.reason or f"{signal.Signals(number).name} received"

@@ -23,15 +23,12 @@ from dlion_worker.policies.interface import (
     Event,
     LocalStepDone,
     Machine,
-    MessageArrived,
-    MessageKind,
 )
 from dlion_worker.sidecar_client import SidecarClient
-from dlion_worker.trainer import rendezvous
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.gradient_norms import NormMeter
+from dlion_worker.trainer.hearing import Hearing
 from dlion_worker.trainer.inbox import Inbox, farewell
-from dlion_worker.trainer.instructions import Instructions
 from dlion_worker.trainer.quota_watch import QuotaWatch
 from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
@@ -115,15 +112,16 @@ class TrainingLoop:
         self._directive: Directive | None = None
         self._refusals = Refusals(parts.reporter, parts.exchange)
         self._norms = NormMeter(parts.job)
-        self._instructions = Instructions(
-            parts.machine,
-            parts.replica,
-            parts.reporter,
+        self._hearing = Hearing(
+            parts,
             progress,
             send=parts.exchange.send,
             refuse=self._refusals.refuse,
             norms=self._norms,
+            has_barrier=has_barrier,
         )
+        self._instructions = self._hearing.instructions
+        self._standstill = self._hearing.standstill
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
@@ -134,23 +132,40 @@ class TrainingLoop:
 
     # ---- the loop ------------------------------------------------------------------------------
 
-    def run(self) -> str:
-        """Iterates until the run is over; why it is.
+    def run(self) -> str | None:
+        """Iterates until the run is over; why it is. None: it goes on without this worker, which
+        has held still and is to come in anew (`begin_anew`).
 
-        A local step whose update was not made when the run ended is as if it had not been.
+        A local step whose update was not made then is as if it had not been.
         """
         with self._quota.telling(self._parts.sidecar.send):
             reason = self._iterate()
         self._checkpointer.undo_step()
-        if not self._interrupted():
+        if reason is not None and not self._interrupted():
             self._announce(reason)
         return reason
 
-    def _iterate(self) -> str:
+    def begin_anew(self, machine: Machine) -> None:
+        """Before `run` once more: with a machine that has heard nothing yet."""
+        self._hearing.begin_anew(machine)
+        self._checkpointer.begin_anew(machine)
+
+    @property
+    def holds_still(self) -> bool:
+        """Whether too few sites are joined with this worker for it to go on."""
+        return self._standstill.holds
+
+    def _iterate(self) -> str | None:
         parts = self._parts
         parts.exchange.set_iteration(self.progress.iteration)
         self._handle(parts.inbox.start(self.progress.iteration))
         while (reason := self._over()) is None:
+            if not self._standstill.may_step():
+                if self._standstill.is_behind:
+                    return None
+                self._handle(parts.inbox.wait(HOLD_SLICE_S))
+                self._after_step(self.progress)  # a checkpoint may be due
+                continue
             if parts.machine.waiting_for():  # before the first step: what came early may say so
                 self._handle(parts.inbox.wait(HOLD_SLICE_S))
                 continue
@@ -231,6 +246,10 @@ class TrainingLoop:
             if self._interrupted():  # others may end too: not an update without them
                 return False
             self._handle(events)
+            if self.holds_still:  # as those may do who are waited for
+                if self._standstill.is_behind or self._over() is not None:
+                    return False
+                self._after_step(self.progress)
         return True
 
     def _trained_s(self) -> float:
@@ -257,19 +276,7 @@ class TrainingLoop:
     # ---- carrying out what the policies say ----------------------------------------------------
 
     def _handle(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
-                self._meet(event)
-                continue
-            self._instructions.handle(event)
-
-    def _meet(self, arrival: MessageArrived) -> None:
-        """A latecomer asks: it is counted on from now on, and told how far this one is."""
-        parts, asked = self._parts, arrival.message.iteration
-        if (progress := rendezvous.as_progress(asked)) is not None and self._has_barrier:
-            self._handle([MessageArrived(arrival.sender, progress)])
-        answer = rendezvous.answer(asked, done=self.progress.iteration, is_in=True)
-        parts.exchange.send(arrival.sender, answer)
+        self._hearing.handle(events)
 
     # ---- directives and reports ----------------------------------------------------------------
 

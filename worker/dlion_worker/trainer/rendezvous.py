@@ -16,6 +16,9 @@ of F beside the others, who wait for the transfer alone; else it takes that of o
 One that trains alone has nobody to make the iterations before F with: it goes on at F at once, with
 the weights that it has (`Synchronizer.next_iteration`). So those held at F may be of an earlier
 update than that of F - 1.
+
+Who holds still for want of a quorum says so, and answers once more when it goes on: whoever comes
+waits for that, or for others that train, and takes no state from it.
 """
 
 from __future__ import annotations
@@ -37,12 +40,22 @@ UPDATE_S = 0.02
 """So long a peer is given for the update of F - 1 once the last gradient for it is here."""
 
 
+WHOLE_S = 8.0
+"""So long one that comes back and finds others that train waits for links with all: after a split
+they come up one after another, each within a dialler's longest wait. Whom it is not linked with
+trains without it."""
+
+ALONE_S = 60.0
+"""And so long for anybody that trains, before it goes on from its own weights."""
+
+
 class Role(IntEnum):
     """The payload of a `MEET`: one byte."""
 
     ASK = 0
     OUT = 1  # an answer: not in the run yet
     IN = 2  # an answer: training
+    STILL = 3  # an answer: in the run, but it holds still for want of a quorum
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,17 @@ class Answer:
     """The iteration that it was asked to meet at; 0: it was only asked who it is."""
     done: int
     """Its last local step; of one that is not in, the iteration of its checkpoint."""
-    is_in: bool
+    role: Role
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it trains."""
+        return self.role is Role.IN
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it holds still, and is to be waited for."""
+        return self.role is Role.STILL
 
 
 def ask(iteration: int = 0) -> Message:
@@ -61,9 +84,8 @@ def ask(iteration: int = 0) -> Message:
     return Message(MessageKind.MEET, iteration, payload=bytes([Role.ASK]))
 
 
-def answer(asked: int, *, done: int, is_in: bool) -> Message:
+def answer(asked: int, *, done: int, role: Role) -> Message:
     """The answer to `ask(asked)`."""
-    role = Role.IN if is_in else Role.OUT
     return Message(MessageKind.MEET, done, weights_version=asked, payload=bytes([role]))
 
 
@@ -76,7 +98,7 @@ def read(message: Message) -> int | Answer:
     role = Role(payload[0])
     if role is Role.ASK:
         return message.iteration
-    return Answer(message.weights_version, message.iteration, role is Role.IN)
+    return Answer(message.weights_version, message.iteration, role)
 
 
 def as_progress(asked: int) -> Message | None:

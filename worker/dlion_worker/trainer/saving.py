@@ -19,6 +19,7 @@ from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.exchange import StateSnapshot
 from dlion_worker.keeping import Courier, KeeperClient
 from dlion_worker.keeping.courier import Outcome
 from dlion_worker.keeping.places import about_path, checkpoint_path, model_path
@@ -102,6 +103,14 @@ class Saving:
             return False
         self._event(EventReason.RESUMED, "goes on from its checkpoint")
         return True
+
+    def overtake(self, snapshot: StateSnapshot, *, batch_samples: int) -> None:
+        """Goes on from a peer's state, with this worker's own place in its data. `batch_samples`:
+        of all workers in an iteration. Raises: ContractError where it is another model's."""
+        self.checkpointer.overtake(snapshot)
+        done = self._progress
+        done.job_samples = max(done.job_samples, snapshot.iteration * batch_samples)
+        self._event(EventReason.WORKER_REJOINED, "took over a peer's state")
 
     def save(self) -> None:
         """A full disk does not end training: there may be room at the next time."""

@@ -7,7 +7,7 @@ finishing. Called by `__main__` alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from dlion_worker import policies
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.evaluator import handover
-from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule
+from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule, StateSnapshot
 from dlion_worker.kept_credentials import keep_credentials, keep_trust, kept_credentials
 from dlion_worker.policies.catalogue import (
     all_update_together,
@@ -256,6 +256,16 @@ class Worker:
         self._companions.tell_sidecar()
 
     def _enter(self) -> None:
+        snapshot = self._come_in()
+        if self._inbox.stop_reason is None:
+            linked = f"linked with {len(self._inbox.linked)} workers"
+            iteration = self._progress.iteration
+            self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
+        if snapshot is None:
+            self._companions.tell_speed(self._inbox, self._stopped)
+
+    def _come_in(self, *, comes_back: bool = False) -> StateSnapshot | None:
+        """The peer's state that it goes on from; None: its own is right."""
         near = self._neighbourhood
         entrance = Entrance(
             job=self._job,
@@ -265,26 +275,15 @@ class Worker:
             membership=self._coordination.membership,
             stopped=self._stopped,
             has_barrier=all_update_together(self._job.spec),
+            comes_back=comes_back,
             neighbours=None if near.is_everybody else near.neighbours,
         )
-        snapshot = entrance.come_in()
+        with self._signals.promptly():
+            snapshot = entrance.come_in()
         if snapshot is not None:
-            self._saving.checkpointer.overtake(snapshot)
-            initial = self._job.spec.batching.global_batch_size.initial
-            self._progress.job_samples = max(
-                self._progress.job_samples, snapshot.iteration * initial
-            )
-            self._reporter.event(
-                EventReason.WORKER_REJOINED,
-                "took over a peer's state",
-                iteration=snapshot.iteration,
-            )
-        if self._inbox.stop_reason is None:
-            linked = f"linked with {len(self._inbox.linked)} workers"
-            iteration = self._progress.iteration
-            self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
-        if snapshot is None:
-            self._companions.tell_speed(self._inbox, self._stopped)
+            batching = self._job.spec.batching
+            self._saving.overtake(snapshot, batch_samples=batching.global_batch_size.initial)
+        return snapshot
 
     # ---- training and the end --------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ class Worker:
         every_samples = self._job.spec.trainer.evaluation.every_samples
         done = self._progress.job_samples // every_samples
         self._schedule = EvaluationSchedule(every_samples, done=done)
-        loop = TrainingLoop(
+        self._loop = TrainingLoop(
             Parts(
                 job=self._job,
                 rank=self._rank,
@@ -314,15 +313,29 @@ class Worker:
             after_step=self._after_step,
         )
         self._companions.start()
-        self._loop = loop
-        return loop.run()
+        while (reason := self._loop.run()) is None:
+            self._come_in_anew()
+        return reason
+
+    def _come_in_anew(self) -> None:
+        """Others have trained while this worker held still: as after a restart. Its policies keep
+        what they knew only where it goes on from its own weights."""
+        before = self._machine
+        self._machine = policies.build_for(self._job, self._rank, self._replica.model)
+        self._loop.begin_anew(self._machine)
+        self._inbox.begin_anew(self._progress.iteration)
+        self._exchange.renew_links("comes in anew: others trained while it held still")
+        snapshot = None
+        with suppress(Interrupted):  # the loop finds out why
+            snapshot = self._come_in(comes_back=True)
+        if snapshot is None:
+            self._machine.restore(before.state())
 
     def _is_interrupted(self) -> bool:
         return self._signals.reason is not None
 
     def _stopped(self) -> str | None:
-        failure = self._coordination.failure()
-        if failure is not None:
+        if (failure := self._coordination.failure()) is not None:
             raise failure
         return self._signals.reason or self._coordination.stop_reason()
 

@@ -1,0 +1,362 @@
+"""A cluster of several sites in virtual time whose workers hold still without a quorum.
+
+The real inbox, hearing, standstill, quorum, entrance (the simulator's), checkpointer and machine of
+each worker. Only the model is replaced, by a quadratic whose gradient follows rank and iteration,
+and the network, by links that keep their order and take a time by chance.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
+from dlion_worker.policies import build
+from dlion_worker.policies.catalogue import has_barrier
+from dlion_worker.policies.interface import LocalStepDone, Message, MessageArrived
+from dlion_worker.simulation.clock import VirtualClock
+from dlion_worker.simulation.entrance import VirtualEntrance
+from dlion_worker.trainer.gradient_norms import NormMeter
+from dlion_worker.trainer.hearing import Hearing
+from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.stopping import JobProgress
+from quorum_parts import LAYOUT, Replica, job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from dlion_worker.exchange import ExchangeEvent
+
+STEP_S, DELAY_S = 0.2, 0.05
+"""A step and a message take up to so long."""
+
+
+class Node:
+    """One worker; as `simulation.worker` in what matters here."""
+
+    def __init__(self, cluster: QuorumCluster, rank: Rank, incarnation: int) -> None:
+        self.cluster, self.rank, self.incarnation = cluster, rank, incarnation
+        self.replica, self.progress = Replica(), JobProgress()
+        self.neighbours = frozenset(cluster.ranks) - {rank}
+        reporter = SimpleNamespace(
+            rank=rank, incarnation=incarnation, now_s=lambda: cluster.clock.now_s,
+            event=lambda reason, words, **_: cluster.events.append(
+                (cluster.clock.now_s, rank, reason)
+            ),
+        )  # fmt: skip
+        self.parts: Any = SimpleNamespace(
+            job=cluster.job, rank=rank, machine=self.new_machine(), replica=self.replica,
+            reporter=reporter, stream=None,
+            links={p: SimpleNamespace(push=partial(self.send, p)) for p in self.neighbours},
+        )  # fmt: skip
+        self.has_barrier = has_barrier(cluster.job.spec)
+        self.hearing = Hearing(
+            self.parts, self.progress, send=self.send, refuse=self._refuse,
+            norms=NormMeter(cluster.job), has_barrier=self.has_barrier,
+            due=lambda after_s: cluster.clock.after(after_s, self._look),
+        )  # fmt: skip
+        self.standstill = self.hearing.standstill
+        self.inbox = Inbox(self.send)
+        self.entrance: VirtualEntrance | None = None
+        self.lives: dict[Rank, int] = {}
+        """Of each link that it believes to be up, which of its lives."""
+        self.ends: list[float] = []
+        """When each of its iterations ended."""
+        self.weights_after: dict[int, bytes] = {}
+        self.is_gone = self.is_paused = False
+        self._computes = self._is_held = False
+        self._arrived: list[Any] = []
+        self._before = JobProgress()
+
+    def new_machine(self) -> Any:
+        spec, ranks = self.cluster.job.spec, self.cluster.ranks
+        return build(spec, self.rank, LAYOUT, ranks, replica=self.replica)
+
+    def send(self, peer: Rank, message: Message) -> None:
+        self.cluster.send(self, peer, message)
+
+    def _refuse(self, peer: Rank, reason: str, _iteration: int) -> None:
+        raise AssertionError(f"{self.rank} refuses {peer}: {reason}")
+
+    def _look(self) -> None:
+        if self.entrance is None and not self.is_gone:
+            self.hearing.handle([])
+
+    # ---- the way in ----------------------------------------------------------------------------
+
+    def come_in(self, before: Any = None) -> None:
+        self.entrance = VirtualEntrance(
+            self, self.cluster.clock, pull=partial(self.cluster.pull, self),  # type: ignore[arg-type]
+            come_in=self._go_on, before=before,
+        )  # fmt: skip
+
+    def take_part(self, iteration: int) -> None:
+        self.entrance = None
+        self.hearing.handle(self.inbox.start(iteration))
+
+    def _come_in_anew(self) -> None:
+        if self._is_held and self.has_barrier:
+            self.progress.take(self._before)
+        self._is_held = False
+        before = self.parts.machine
+        self.hearing.begin_anew(self.new_machine())
+        self.inbox.begin_anew(self.progress.iteration)
+        self.come_in(before)
+        for peer in sorted(self.neighbours):
+            self.cluster.renew(self.rank, peer)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def arrive(self, event: ExchangeEvent) -> None:
+        if self.is_gone:
+            return
+        match event:
+            case LinkUp(peer=peer, incarnation=life):
+                self.lives[peer] = life
+            case LinkDown(peer=peer):
+                self.lives.pop(peer, None)
+        self.inbox.put(event)
+        events = self.inbox.drain()
+        if self.entrance is not None:
+            self.entrance.look()
+        elif self._computes:
+            self._arrived += events
+        else:
+            self.hearing.handle(events)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.standstill.is_behind:
+            self._come_in_anew()
+            return
+        if self.parts.machine.waiting_for():
+            return
+        if self._is_held:
+            self._is_held = False
+            self.ends.append(self.cluster.clock.now_s)
+            self.weights_after[self.progress.iteration] = self.replica.weights_D.tobytes()
+        if self.is_paused or not self.standstill.may_step() or self.parts.machine.waiting_for():
+            return
+        self._computes = True
+        self.cluster.later(STEP_S, self._step_done)
+
+    def resume(self) -> None:
+        self.is_paused = False
+        if self.entrance is None and not (self._computes or self.is_gone):
+            self._go_on()
+
+    def _step_done(self) -> None:
+        if self.is_gone:
+            return
+        self._before.take(self.progress)
+        iteration = self.parts.machine.next_iteration()
+        self.progress.advance(iteration, local_batch_size=1, global_batch_size=1)
+        gradient_D = np.float32(0.1) * self.replica.weights_D + np.float32(
+            (self.rank + 1) * (iteration % 7 - 3)
+        )
+        self._computes, self._is_held = False, True
+        self.hearing.handle([LocalStepDone(iteration, gradient_D, 1, 1.0)])
+        arrived, self._arrived = self._arrived, []
+        self.hearing.handle(arrived)
+        self._go_on()
+
+
+class QuorumCluster:
+    """All linked at first, and training."""
+
+    def __init__(
+        self, workers: Sequence[int], least_sites: int, *, seed: int, mode: str = "asynchronous"
+    ) -> None:
+        self.job = job(workers, least_sites, mode)
+        self.rng = np.random.default_rng(seed)
+        self.clock = VirtualClock()
+        self.events: list[tuple[float, Rank, EventReason]] = []
+        self.ranks = [worker.rank for worker in self.job.workers()]
+        self.up: dict[tuple[Rank, Rank], int] = {}
+        """Links that are, by sender and receiver, each with the number of its life."""
+        self.is_silent: set[tuple[Rank, Rank]] = set()
+        """Links on which all is lost, and nobody knows."""
+        self.cut: frozenset[frozenset[Rank]] = frozenset()
+        """Pairs that cannot be linked."""
+        self.donors: list[tuple[Rank, Rank, bool]] = []
+        """Who has taken whose state, and whether that one held still."""
+        self._last_life = 1
+        self._free_s: dict[tuple[Rank, Rank], float] = {}
+        self.nodes = {rank: Node(self, rank, 1) for rank in self.ranks}
+        for node in self.nodes.values():
+            node.lives = dict.fromkeys(sorted(node.neighbours), 1)
+            self.up |= {(node.rank, peer): 1 for peer in node.neighbours}
+            node.inbox.lives = dict(node.lives)
+        for node in self.nodes.values():
+            node.take_part(0)
+        for node in self.nodes.values():
+            node._go_on()
+
+    def of_sites(self, *numbers: int) -> list[Rank]:
+        names = {f"site-{number}" for number in numbers}
+        return [worker.rank for worker in self.job.workers() if worker.site in names]
+
+    # ---- time ----------------------------------------------------------------------------------
+
+    def later(self, most_s: float, action: Callable[[], object]) -> None:
+        self.clock.after(most_s * self.rng.random(), action)
+
+    def run(self, seconds: float) -> None:
+        due = self.clock.after(seconds, lambda: None)
+        while due.action is not None:
+            self.clock.advance()
+
+    # ---- links ---------------------------------------------------------------------------------
+
+    def send(self, node: Node, peer: Rank, message: Message) -> None:
+        life = node.lives.get(peer)
+        if life is not None and self.up.get((node.rank, peer)) == life:
+            copied = Message(
+                message.kind, message.iteration, message.local_batch_size,
+                message.weights_version, bytes(message.payload),
+            )  # fmt: skip
+            self._bring(node.rank, peer, MessageArrived(node.rank, copied), life)
+
+    def _bring(self, source: Rank, target: Rank, event: ExchangeEvent, life: int) -> None:
+        """Behind all that is under way there. What is said on a link is lost with it."""
+        free_s = max(self._free_s.get((source, target), 0.0), self.clock.now_s)
+        due_s = free_s + DELAY_S * self.rng.random()
+        self._free_s[source, target] = due_s
+        node = self.nodes[target]
+
+        def arrive() -> None:
+            is_lost = self.up.get((source, target)) != life or (source, target) in self.is_silent
+            if is_lost and isinstance(event, MessageArrived):
+                return
+            if self.nodes[target] is node:
+                node.arrive(event)
+
+        self.clock.after(due_s - self.clock.now_s, arrive)
+
+    def break_link(self, a: Rank, b: Rank) -> None:
+        """What is under way is lost; both hear of it, each at a time of its own."""
+        for source, target in ((a, b), (b, a)):
+            self.is_silent.discard((source, target))
+            if (life := self.up.pop((source, target), None)) is not None:
+                self._bring(source, target, LinkDown(source, life, "cut"), life)
+
+    def mend_link(self, a: Rank, b: Rank) -> None:
+        if (a, b) in self.up or self.nodes[a].is_gone or self.nodes[b].is_gone:
+            return
+        self._last_life += 1
+        life = self._last_life
+        for source, target in ((a, b), (b, a)):
+            self.up[source, target] = life
+            done = self.nodes[source].progress.iteration
+            self._bring(source, target, LinkUp(source, life, done), life)
+
+    def renew(self, a: Rank, b: Rank) -> None:
+        """Breaks it off; it is dialled anew."""
+        if (a, b) in self.up:
+            self.break_link(a, b)
+            self.later(1.0, partial(self._redial, a, b))
+
+    def _redial(self, a: Rank, b: Rank) -> None:
+        if frozenset((a, b)) not in self.cut:
+            self.mend_link(a, b)
+
+    def pairs(self, *groups: Iterable[Rank]) -> list[tuple[Rank, Rank]]:
+        """Of different groups, in an order by chance."""
+        listed = [list(group) for group in groups]
+        found = [
+            (a, b)
+            for at, group in enumerate(listed)
+            for other in listed[at + 1 :]
+            for a in group
+            for b in other
+        ]
+        return [found[at] for at in self.rng.permutation(len(found))]
+
+    def split(self, *groups: Iterable[Rank], silent_s: float = 0.0) -> None:
+        """Cuts these off from each other; for so long before the links break nobody knows."""
+        pairs = self.pairs(*groups)
+        self.cut = frozenset(frozenset(pair) for pair in pairs)
+        if silent_s:
+            self.is_silent = {one for a, b in pairs for one in ((a, b), (b, a)) if one in self.up}
+            self.run(silent_s)
+        for pair in pairs:
+            self.later(1.0, partial(self.break_link, *pair))
+        self.run(2.0)
+
+    def pause(self) -> None:
+        """Nobody begins a step, and all messages arrive: a gradient is with all peers or with none,
+        as lock step needs it to be equal to the bit after a cut."""
+        for node in self.nodes.values():
+            node.is_paused = True
+        self.run(1.0)
+
+    def resume(self) -> None:
+        for node in self.nodes.values():
+            node.resume()
+
+    def heal(self) -> None:
+        """Pair by pair, in an order by chance; all soon."""
+        pairs = sorted(tuple(sorted(pair)) for pair in self.cut)
+        self.cut = frozenset()
+        for at in self.rng.permutation(len(pairs)):
+            self.later(2.0, partial(self.mend_link, *pairs[at]))
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def pull(self, node: Node, donor: Rank, take: Callable[[StateSnapshot], None]) -> None:
+        """The donor's state, as it is a little later, a little later still."""
+
+        def give() -> None:
+            if (donor, node.rank) in self.up and not self.nodes[donor].is_gone:
+                snapshot = self.nodes[donor].replica.provide()
+                self.donors.append((node.rank, donor, self.nodes[donor].standstill.holds))
+                self.later(DELAY_S, lambda: take(snapshot))
+
+        self.later(DELAY_S, give)
+
+    def kill(self, rank: Rank) -> None:
+        self.nodes[rank].is_gone = True
+        for peer in self.ranks:
+            if peer != rank:
+                self.break_link(rank, peer)
+
+    def restart(self, rank: Rank) -> None:
+        """Without a checkpoint."""
+        node = self.nodes[rank] = Node(self, rank, self.nodes[rank].incarnation + 1)
+        node.come_in()
+        for peer in self.ranks:
+            if peer != rank and frozenset((rank, peer)) not in self.cut:
+                self.mend_link(rank, peer)
+
+    # ---- what is asked -------------------------------------------------------------------------
+
+    def steps(self, ranks: Collection[Rank], from_s: float) -> dict[Rank, int]:
+        """Iterations that ended since then."""
+        return {rank: sum(s > from_s for s in self.nodes[rank].ends) for rank in ranks}
+
+    def all_go_on(self, seconds: float = 10.0, at_least: int = 15) -> None:
+        """Nobody holds still, and everybody makes steps."""
+        from_s = self.clock.now_s
+        self.run(seconds)
+        alive = [rank for rank in self.ranks if not self.nodes[rank].is_gone]
+        holding = [rank for rank in alive if self.nodes[rank].standstill.holds]
+        entering = [rank for rank in alive if self.nodes[rank].entrance is not None]
+        assert (holding, entering) == ([], [])
+        assert min(self.steps(alive, from_s).values()) >= at_least, self.steps(alive, from_s)
+
+    def folds(self) -> int:
+        return sum(node.replica.folds for node in self.nodes.values())
+
+    def differing(self, from_iteration: int) -> list[int]:
+        """Iterations after which weights were not the same to the bit for all that made them."""
+        found: dict[int, set[bytes]] = {}
+        for node in self.nodes.values():
+            for iteration, weights in node.weights_after.items():
+                if iteration >= from_iteration:
+                    found.setdefault(iteration, set()).add(weights)
+        return sorted(iteration for iteration, one in found.items() if len(one) > 1)

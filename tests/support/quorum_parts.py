@@ -1,0 +1,79 @@
+"""A job of several sites and a replica without TensorFlow, for `quorum_cluster`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlion_api.spec import Job, load_job
+from dlion_worker.exchange import StateSnapshot
+from dlion_worker.policies.interface import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LAYOUT = Layout(("a", "b"), (4, 2))
+
+
+def job(workers: Sequence[int], least_sites: int, mode: str = "asynchronous") -> Job:
+    """Sites of so many workers each, whole gradients."""
+    sites = [
+        {"name": f"site-{number}", "groups": [{"name": "g", "workers": count}]}
+        for number, count in enumerate(workers)
+    ]
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "quorum"},
+            "spec": {
+                "sites": sites,
+                "minSites": least_sites,
+                "trainer": {
+                    "program": {"builtin": "digits"},
+                    "dataset": {"name": "digits"},
+                    "stop": {"maxSteps": 10_000_000},
+                },
+                "exchange": {"policy": "full", "codec": "float32"},
+                "synchronization": {
+                    "mode": mode,
+                    "maxStaleness": 3,
+                    "backupWorkers": int(mode == "backup"),
+                },
+                "knowledgeTransfer": {"policy": "none"},
+                "batching": {"globalBatchSize": {"initial": sum(workers)}},
+            },
+        }
+    )
+
+
+class Replica:
+    """What instructions, entrance and checkpointer need of `LocalReplica`."""
+
+    learning_rate = np.float32(0.01)
+
+    def __init__(self) -> None:
+        self.weights_D = np.ones(LAYOUT.size, np.float32)
+        self.iteration = self.samples = 0
+        self.model: Any = self
+        self.taken: list[tuple[int, bytes]] = []
+        """States taken over."""
+        self.folds = 0
+
+    def descend(self, gradient_D: np.ndarray, *, iteration: int, samples: int, **_: Any) -> None:
+        self.weights_D -= self.learning_rate * gradient_D
+        self.iteration, self.samples = iteration, samples
+
+    def fold(self, other_D: np.ndarray, fraction: float) -> None:
+        self.weights_D *= np.float32(1 - fraction)
+        self.weights_D += np.float32(fraction) * other_D
+        self.folds += 1
+
+    def provide(self) -> StateSnapshot:
+        return StateSnapshot(self.iteration, self.samples, self.weights_D.tobytes())
+
+    def take_over(self, snapshot: StateSnapshot) -> None:
+        self.weights_D[:] = np.frombuffer(bytes(snapshot.payload), np.float32)
+        self.iteration = snapshot.iteration
+        self.taken.append((snapshot.iteration, bytes(snapshot.payload)))
