@@ -206,6 +206,25 @@ def without_the_run(
     return frozenset(site for site, each in heard.items() if each.reachable and each.named_all)
 
 
+def too_few_go_on(job: Job, reports: Mapping[SiteName, RunReport]) -> str:
+    """Why a run here is over: of the sites where it may go on there are fewer than `minSites`, and
+    so workers that hold still for want of others do so for ever. Empty: there are enough.
+
+    It is over at a site whose workers have all ended, or failed for good. Of a site that says
+    nothing, or has been suspended, it may go on.
+    """
+    over = sorted(site for site, report in reports.items() if _is_over(report.workers))
+    left = len(job.spec.sites) - len(over)
+    if not over or left >= job.spec.min_sites:
+        return ""
+    return f"it is over at {', '.join(over)}: {left} sites are left (minSites {job.spec.min_sites})"
+
+
+def _is_over(told: SiteWorkers) -> bool:
+    ended = {m.identity.rank for m in told.members if m.state is MemberState.FINISHED} | told.left
+    return bool(told.wanted) and all(worker.rank in ended for worker in told.wanted)
+
+
 def judged_replicas(
     workers: tuple[WorkerIdentity, ...],
     spec_print: SpecPrint,

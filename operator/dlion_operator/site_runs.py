@@ -32,6 +32,7 @@ from dlion_operator.other_sites import (
     members_elsewhere,
     remote_views,
     seen_from_outside,
+    too_few_go_on,
     without_the_run,
     workers_of_all,
 )
@@ -188,6 +189,9 @@ class SiteRuns:
         self._server.tell_others(
             run, members_elsewhere(self._authority.site, served.spec_print, reports, membership)
         )
+        is_over = served.is_over or served.progress.stop_reason
+        if not is_over and (reason := too_few_go_on(served.job, reports)):
+            self.stop(run, reason)
         self._judge(run)
         self._trigger(ObjectName(run.namespace, run.name))
 

@@ -2,7 +2,8 @@
 sites' bundles, also those that come later, and go on with whom they know while an operator is away;
 other counts at one site are told at the others; a site whose manifest differs is named everywhere,
 its new workers are kept out, those that are in stay in; the target is judged over the replicas of
-all sites, without those of a site where the run is suspended and of workers that failed for good.
+all sites, without those of a site where the run is suspended and of workers that failed for good; a
+run that is over at so many sites that fewer than `minSites` are left ends at the others.
 Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that join,
 report and train nothing.
 
@@ -61,8 +62,9 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def manifest(at_b: int = 1, **trainer: Any) -> Job:
+def manifest(at_b: int = 1, *, min_sites: int = 1, **trainer: Any) -> Job:
     document = copy.deepcopy(MANIFEST)
+    document["spec"]["minSites"] = min_sites
     document["spec"]["trainer"] |= trainer
     document["spec"]["sites"][1]["groups"][0]["workers"] = at_b
     return load_job(document)
@@ -390,4 +392,19 @@ async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Oper
     await a.evaluate(of_a, 0.6)
     b.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0, failed=frozenset({of_b.rank}))
     words = "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
+    await until(lambda: a.view().stop_reason == words)
+
+
+@federated
+async def test_a_run_ends_where_too_few_sites_go_on(a: Operator, b: Operator) -> None:
+    job = manifest(min_sites=2)
+    of_a, of_b = job.workers()
+    for each in (a, b):
+        each.open(job)
+    streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
+    for stream in streams:
+        await told(stream, 2)
+    assert not a.view().stop_reason
+    b.runs.finish(RUN, "maxSteps 9 reached", succeeded=True)
+    words = "it is over at plant-b: 1 sites are left (minSites 2)"
     await until(lambda: a.view().stop_reason == words)

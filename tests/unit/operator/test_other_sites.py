@@ -2,7 +2,7 @@
 manifests differ; the quorum counts sites that have this run by this manifest; a site whose operator
 is silent takes part while links to its workers stand; heartbeats alone write no status; a site says
 how many workers it has; a rank is one worker's; new workers of a site that differs are kept out;
-the target is judged on who trains along or may yet.
+the target is judged on who trains along or may yet; a run that may go on at too few sites is over.
 
 Left out: how it comes here (tests/unit/federation, tests/local/test_federated_runs).
 """
@@ -24,6 +24,7 @@ from dlion_operator.other_sites import (
     drift,
     judged_replicas,
     members_elsewhere,
+    too_few_go_on,
     without_the_run,
     workers_of_all,
 )
@@ -292,3 +293,21 @@ def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
     for hearing, gone in cases:
         assert without_the_run(job, A, {}, lambda _, it=hearing: it) == gone
     assert without_the_run(job, A, {B: told(B)}, lambda _: heard) == {C}
+
+
+def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
+    sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
+    job = load_job(dlion_job(sites=sites, minSites=2))
+    at_work = {B: told(B, worker(B, 1)), C: told(C, worker(C, 2))}
+    assert too_few_go_on(job, {}) == ""
+    assert too_few_go_on(job, at_work) == ""
+    failed = replace(at_work[B].workers, left=frozenset({Rank(1)}))
+    one_over = {**at_work, B: replace(at_work[B], workers=failed)}
+    assert too_few_go_on(job, one_over) == ""
+    ended = replace(at_work[C].workers, members=(member(C, 2, state=MemberState.FINISHED),))
+    over = {**one_over, C: replace(at_work[C], workers=ended)}
+    assert too_few_go_on(job, over) == (
+        "it is over at plant-b, plant-c: 1 sites are left (minSites 2)"
+    )
+    alone = load_job(dlion_job(sites=sites))
+    assert too_few_go_on(alone, over) == ""
