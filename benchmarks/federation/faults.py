@@ -1,0 +1,297 @@
+"""The parts in which something goes wrong: a link is cut, a site is killed, operators are stopped.
+
+Each trains a job of its own that goes on until its records are fetched. A further part (one site
+isolated below `minSites`) takes the same form: a function of `Setting`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+import run_records
+from federated_sites import KILL_TRAINER, wait_until
+from federated_training import Setting, Training, training
+from measured import Bar, Measured
+
+from dlion_api.errors import UnavailableError
+from dlion_worker.results.faults import IterationLoss, iteration_losses
+
+GOES_ON_WITHIN_S = 10.0
+"""A silent link is let go after eight seconds; then whoever waited for it goes on."""
+CONTRIBUTES_WITHIN_S = 30.0
+AGAIN_S = 300.0
+"""Longest time until all train again."""
+_NEVER = "never"
+
+
+def cut(setting: Setting, *, cut_s: float = 60.0) -> Measured:
+    """The link between the first two sites, cut in mid-run and restored."""
+    one, other, _ = setting.sites.names
+    with training(setting, setting.endless("cut")) as job:
+        job.wait_for_iterations(3 * setting.every_steps)
+        cut_at_s, cut_wall_s = time.monotonic(), time.time()
+        setting.sites.testbed.cut(one, other)
+        time.sleep(cut_s)
+        setting.sites.testbed.mend(one, other)
+        mended_s = time.monotonic()
+        job.wait_for_iterations(3 * setting.every_steps)
+        job.wait_until_all_train(AGAIN_S)
+        job.fetch()
+        degraded, events = job.degraded(cut_at_s), job.events(cut_wall_s)
+    paces = {
+        site: run_records.pace(job.records, rank, cut_at_s, mended_s)
+        for site, rank in job.ranks.items()
+    }
+    gap_s = max(each.longest_gap_s for each in paces.values())
+    drift, later = _drift_about(job, setting.every_steps, cut_at_s, mended_s)
+    figures = {
+        "iterations": {site: each.iterations for site, each in paces.items()},
+        "longest_gap_s": {site: each.longest_gap_s for site, each in paces.items()},
+        "iterations_as_long_before": {
+            site: run_records.pace(job.records, rank, 2 * cut_at_s - mended_s, cut_at_s).iterations
+            for site, rank in job.ranks.items()
+        },
+        **drift,
+        "degraded": degraded,
+        "events": events,
+        "told": run_records.counted_events(job.records, cut_at_s, float("inf")),
+    }
+    words = _NEVER if later is None else f"after {later} iterations"
+    both = [site for site in (one, other) if _on_and_off(degraded[site])]
+    told = [site for site in (one, other) if "PeersLost" in events[site]]
+    bars = [
+        Bar(f"training goes on at every site within {GOES_ON_WITHIN_S:g} s",
+            f"longest pause {gap_s:.1f} s", gap_s <= GOES_ON_WITHIN_S),
+        Bar(f"drift at its earlier level within 2 knowledge transfers' {2 * setting.every_steps}",
+            words, later is not None and later <= 2 * setting.every_steps),
+        Bar("Degraded on and off at both sides", f"at {len(both)} of 2", len(both) == 2),
+        Bar("an event tells it at both sides", f"at {len(told)} of 2", len(told) == 2),
+    ]  # fmt: skip
+    return Measured(setting.out.name, figures, bars)
+
+
+def _drift_about(
+    job: Training, period: int, cut_s: float, mended_s: float
+) -> tuple[dict[str, float | None], int | None]:
+    """Drift before, in and after the cut; iterations after it until drift was as before.
+
+    As before: no more than the most in the two knowledge-transfer periods before the cut.
+    """
+    records, curve = job.records, run_records.drift_curve(job.records)
+    two_periods_before = run_records.iteration_at(records, cut_s) - 2 * period
+    level = run_records.most_drift(curve, run_records.time_of(records, two_periods_before), cut_s)
+    back_s = run_records.back_at(curve, level, mended_s)
+    later = None
+    if back_s is not None:
+        mended_at = run_records.iteration_at(records, mended_s)
+        later = run_records.iteration_at(records, back_s) - mended_at
+    drift = {
+        "drift_before": level,
+        "drift_in_it": run_records.most_drift(curve, cut_s, mended_s),
+        "drift_after_until_back": run_records.most_drift(curve, mended_s, back_s or float("inf")),
+        "drift_once_back": run_records.most_drift(curve, back_s, float("inf")) if back_s else None,
+        "mended_to_drift_back_s": None if back_s is None else back_s - mended_s,
+    }
+    return drift, later
+
+
+def _on_and_off(turns: list[str]) -> bool:
+    """Whether the condition turned on and is off at the end."""
+    words = [turn.split()[0] for turn in turns]
+    return "on" in words and words[-1] == "off"
+
+
+def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:
+    """The second site, killed as a whole in mid-run and brought back."""
+    names, testbed = setting.sites.names, setting.sites.testbed
+    gone = names[1]
+    with training(setting, setting.endless("lost")) as job:
+        job.wait_for_iterations(2 * setting.every_steps)
+        killed_s, killed_wall_s = time.monotonic(), time.time()
+        testbed.kill_site(gone)
+        time.sleep(away_s)
+        powered_s = time.monotonic()
+        testbed.start_site(gone)
+        nodes_s = time.monotonic()
+        running_s = wait_until(
+            lambda: _trainer_runs_since_s(setting, gone, job.job, killed_wall_s),
+            within_s=AGAIN_S,
+            what=f"a worker's pod runs at {gone}",
+        )
+        joined_zero_s = wait_until(
+            lambda: _zero_s(setting, gone, job.job), within_s=AGAIN_S, what="its worker joins"
+        )
+        job.wait_until_all_train(AGAIN_S)
+        job.wait_for_iterations(setting.every_steps)
+        job.fetch()
+        degraded, events = job.degraded(killed_s), job.events(killed_wall_s)
+    first_s = _new_step_s(job, gone, killed_s, joined_zero_s)
+    after_s = None if first_s is None else first_s - running_s
+    whole = _losses(job, gone, killed_s, float("inf"))
+    figures = {
+        "away_s": powered_s - killed_s,
+        "power_to_ready_nodes_s": nodes_s - powered_s,
+        "power_to_running_pod_s": running_s - powered_s,
+        "running_pod_to_first_step_s": after_s,
+        "others": {site: _loss_figures(loss) for site, loss in whole.items()},
+        "others_until_power": {
+            site: _loss_figures(loss)
+            for site, loss in _losses(job, gone, killed_s, powered_s).items()
+        },
+        "degraded": degraded,
+        "events": events,
+        "told": run_records.counted_events(job.records, killed_s, float("inf")),
+    }
+    most = max(_lost(loss) for loss in whole.values())
+    bars = [
+        Bar("the others lose at most one iteration each", f"{most} at most", most <= 1),
+        Bar(f"the site contributes within {CONTRIBUTES_WITHIN_S:g} s of its pods' running",
+            _after(after_s), after_s is not None and after_s <= CONTRIBUTES_WITHIN_S),
+    ]  # fmt: skip
+    return Measured(setting.out.name, figures, bars)
+
+
+def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
+    """All operators stopped; in that time a trainer is killed at one site, a pod deleted at one."""
+    sites = setting.sites
+    killed, _, deleted = sites.names
+    with training(setting, setting.endless("operators")) as job:
+        job.wait_for_iterations(2 * setting.every_steps)
+        moments = {"stopped": time.monotonic()}
+        sites.operators(0)
+        _sleep_until(moments["stopped"] + away_s / 4)
+        moments["killed"] = time.monotonic()
+        sites.in_trainer(killed, job.job, "python3", "-c", KILL_TRAINER)
+        _sleep_until(moments["stopped"] + away_s / 2)
+        moments["deleted"] = time.monotonic()
+        pod = sites.worker_pod(deleted, job.job)
+        sites.kubectl(deleted).run("delete", "pod", pod, "--wait=false")
+        _sleep_until(moments["stopped"] + away_s)
+        said = _last_words(setting, deleted, job.job)
+        moments["back"] = time.monotonic()
+        sites.operators(1)
+        moments["ready"] = time.monotonic()
+        joined_zero_s = wait_until(
+            lambda: _zero_s(setting, deleted, job.job), within_s=AGAIN_S, what="the new pod joins"
+        )
+        job.wait_until_all_train(AGAIN_S)
+        job.wait_for_iterations(setting.every_steps)
+        job.fetch()
+    return _without_operators(setting, job, moments, said, joined_zero_s)
+
+
+def _without_operators(
+    setting: Setting, job: Training, moments: dict[str, float], said: str, joined_zero_s: float
+) -> Measured:
+    """What became of those who were killed, and of the site between them, which nobody touched."""
+    killed, untouched, deleted = setting.sites.names
+    rank = job.ranks[untouched]
+    stopped_s, killed_s = moments["stopped"], moments["killed"]
+    quiet = iteration_losses(job.records, since_s=stopped_s, until_s=killed_s)[rank]
+    whole = iteration_losses(job.records, since_s=stopped_s, until_s=moments["back"])[rank]
+    rejoined_s = _new_step_s(job, killed, killed_s, job.zero_s[killed])
+    joined_s = _new_step_s(job, deleted, moments["deleted"], joined_zero_s)
+    before = run_records.pace(job.records, rank, 2 * stopped_s - killed_s, stopped_s)
+    figures = {
+        "away_s": moments["ready"] - stopped_s,
+        "window_s": killed_s - stopped_s,
+        "iterations_as_long_before": before.iterations,
+        "untouched_until_the_kill": _loss_figures(quiet),
+        "untouched_until_operators_are_back": _loss_figures(whole),
+        "kill_to_first_step_s": _since(rejoined_s, killed_s),
+        "operators_ready_to_first_step_of_the_new_pod_s": _since(joined_s, moments["ready"]),
+        "new_pod_said": said,
+        "told": run_records.counted_events(job.records, stopped_s, float("inf")),
+    }
+    bars = [
+        Bar("no iteration is lost for want of operators",
+            f"{_lost(quiet)} of {quiet.iterations}; as long before: {before.iterations}",
+            quiet.iterations > 0 and _lost(quiet) == 0),
+        Bar("a killed trainer rejoins from kept membership while operators are away",
+            _after(_since(rejoined_s, killed_s)),
+            rejoined_s is not None and rejoined_s < moments["back"]),
+        Bar("a new pod waits and says so", said.strip() or "nothing", bool(said)),
+        Bar("it joins once an operator is back", _after(_since(joined_s, moments["ready"])),
+            joined_s is not None and joined_s >= moments["back"]),
+    ]  # fmt: skip
+    return Measured(setting.out.name, figures, bars)
+
+
+def _since(at_s: float | None, since_s: float) -> float | None:
+    return None if at_s is None else at_s - since_s
+
+
+def _after(seconds: float | None) -> str:
+    return _NEVER if seconds is None else f"after {seconds:.1f} s"
+
+
+def _sleep_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+def _losses(job: Training, gone: str, since_s: float, until_s: float) -> dict[str, IterationLoss]:
+    """Of the other sites' workers between these times."""
+    by_rank = iteration_losses(
+        job.records, killed=[job.ranks[gone]], since_s=since_s, until_s=until_s
+    )
+    return {site: by_rank[rank] for site, rank in job.ranks.items() if site != gone}
+
+
+def _lost(loss: IterationLoss) -> int:
+    return len(loss.slow) + len(loss.discarded)
+
+
+def _loss_figures(loss: IterationLoss) -> dict[str, Any]:
+    return {
+        "iterations": loss.iterations,
+        "median_s": loss.median_s,
+        "longest_s": loss.longest_s,
+        "slow": list(loss.slow),
+        "discarded": list(loss.discarded),
+    }
+
+
+def _new_step_s(job: Training, site: str, since_s: float, zero_s: float) -> float | None:
+    """When a later start of that site's worker, with a zero of its own, made its first step."""
+    rank = job.ranks[site]
+    known = run_records.incarnations(job.records, rank, since_s)
+    first = run_records.first_step(job.records, rank, known=known)
+    return None if first is None else first.time_s - job.zero_s[site] + zero_s
+
+
+def _trainer_runs_since_s(
+    setting: Setting, site: str, job: str, after_wall_s: float
+) -> float | None:
+    """The monotonic time, to the second before, at which a trainer's container was started."""
+    offset_s = time.monotonic() - time.time()
+    try:
+        pods = setting.sites.pods(site, job)
+    except UnavailableError:
+        return None  # the API server is not back yet
+    for pod in pods:
+        for container in pod["status"].get("containerStatuses") or ():
+            running = container["state"].get("running")
+            if running and container["name"] == "trainer":
+                started_s = datetime.fromisoformat(running["startedAt"]).timestamp()
+                if started_s > after_wall_s:
+                    return started_s + offset_s
+    return None
+
+
+def _last_words(setting: Setting, site: str, job: str) -> str:
+    """The newest line of the site's first worker about what it waits for; empty: there is none."""
+    pod = setting.sites.worker_pod(site, job)
+    text = setting.sites.kubectl(site).run("logs", pod, "-c", "trainer", "--tail=50")
+    waits = ("no certificate yet", "no membership from the coordinator")
+    lines = [line for line in text.splitlines() if any(words in line for words in waits)]
+    return lines[-1] if lines else ""
+
+
+def _zero_s(setting: Setting, site: str, job: str) -> float | None:
+    """As `FederatedSites.zero_s`; None while the worker has not joined."""
+    try:
+        return setting.sites.zero_s(site, job)
+    except UnavailableError:
+        return None
