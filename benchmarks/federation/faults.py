@@ -1,7 +1,6 @@
-"""The parts in which something goes wrong: a link is cut, a site is killed, operators are stopped.
+"""The parts in which something goes wrong: links cut, a site killed, operators stopped.
 
-Each trains a job of its own that goes on until its records are fetched. A further part (one site
-isolated below `minSites`) takes the same form: a function of `Setting`.
+Each trains a job of its own that goes on until its records are fetched.
 """
 
 from __future__ import annotations
@@ -101,6 +100,59 @@ def _on_and_off(turns: list[str]) -> bool:
     """Whether the condition turned on and is off at the end."""
     words = [turn.split()[0] for turn in turns]
     return "on" in words and words[-1] == "off"
+
+
+def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
+    """The last site cut off from both others in mid-run, where one site alone is too few."""
+    *others, alone = setting.sites.names
+    with training(setting, setting.endless("isolated", minSites=2)) as job:
+        job.wait_for_iterations(2 * setting.every_steps)
+        cut_at_s = time.monotonic()
+        for other in others:
+            setting.sites.testbed.cut(alone, other)
+        time.sleep(cut_s)
+        for other in others:
+            setting.sites.testbed.mend(alone, other)
+        mended_s = time.monotonic()
+        job.wait_for_iterations(2 * setting.every_steps)
+        job.wait_until_all_train(AGAIN_S)
+        job.fetch()
+        states = {site: job.states(site, cut_at_s, mended_s) for site in job.ranks}
+    rank, still_s = job.ranks[alone], cut_at_s + GOES_ON_WITHIN_S
+    trained = run_records.pace(job.records, rank, still_s, mended_s).iterations
+    back = [s.time_s for s in run_records.steps_of(job.records, rank) if s.time_s > mended_s]
+    paces = {
+        site: run_records.pace(job.records, job.ranks[site], cut_at_s, mended_s) for site in others
+    }
+    gap_s = max(each.longest_gap_s for each in paces.values())
+    told = {site: _told(job, site, cut_at_s) for site in job.ranks}
+    figures = {
+        "iterations_of_the_others": {site: each.iterations for site, each in paces.items()},
+        "longest_gap_s": {site: each.longest_gap_s for site, each in paces.items()},
+        "mended_to_first_step_s": _since(min(back, default=None), mended_s),
+        "states": states,
+        "told": told,
+    }
+    taken = sum(told[site].get("FoldedTogether", 0) for site in others)
+    rejoined = told[alone].get("WorkerRejoined", 0)
+    bars = [
+        Bar(f"a site below minSites makes no iteration from {GOES_ON_WITHIN_S:g} s on",
+            f"{trained}", trained == 0),
+        Bar("it says Waiting, and an event why", ", ".join([*states[alone], *told[alone]]),
+            "Waiting" in states[alone] and "QuorumLost" in told[alone]),
+        Bar(f"the others go on within {GOES_ON_WITHIN_S:g} s", f"longest pause {gap_s:.1f} s",
+            gap_s <= GOES_ON_WITHIN_S),
+        Bar("back, it takes their weights and they take none of its",
+            f"rejoined {rejoined} times, {taken} foldings at the others",
+            bool(back) and rejoined > 0 and taken == 0),
+    ]  # fmt: skip
+    return Measured(setting.out.name, figures, bars)
+
+
+def _told(job: Training, site: str, since_s: float) -> dict[str, int]:
+    """How often that site's worker told each reason."""
+    own = [each for each in job.records if each.rank == job.ranks[site]]
+    return run_records.counted_events(own, since_s, float("inf"))
 
 
 def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:

@@ -47,9 +47,9 @@ class Setting:
         document["spec"] |= spec
         return document
 
-    def endless(self, name: str) -> Document:
+    def endless(self, name: str, **spec: Any) -> Document:
         """For faults: it goes on until it is deleted, and replicas are compared often."""
-        document = self.document(name)
+        document = self.document(name, **spec)
         batch = document["spec"]["batching"]["globalBatchSize"]["initial"]
         document["spec"]["trainer"] |= {
             "evaluation": {"everySamples": 5 * batch, "maxSamples": 100},
@@ -103,6 +103,12 @@ class Training:
                    for at_s, holds in watch.turns("Degraded") if at_s >= since_s]
             for site, watch in self.watches.items()
         }  # fmt: skip
+
+    def states(self, site: str, since_s: float, until_s: float) -> list[str]:
+        """The words for the printer column there between these times, each once, as they came."""
+        words = [str(status.get("state", "")) for at_s, status in self.watches[site].seen
+                 if since_s <= at_s <= until_s]  # fmt: skip
+        return list(dict.fromkeys(words))
 
     def events(self, since_wall_s: float) -> dict[str, dict[str, int]]:
         """Kubernetes events of the job that came after that moment, by site and reason."""

@@ -1,7 +1,7 @@
 """One job over three real clusters: what it learns, what it takes, and what faults cost it.
 
     python benchmarks/federation/three_sites.py --data ../shared/data/cifar10 [--seeds 5]
-    python benchmarks/federation/three_sites.py --data DIR --only cut lost operators
+    python benchmarks/federation/three_sites.py --data DIR --only cut isolated lost operators
     python benchmarks/federation/three_sites.py --data DIR --only cluster      no clusters, no root
     python benchmarks/federation/three_sites.py --data DIR --report -o json    measure nothing
 
@@ -13,6 +13,7 @@ between them, the chart installed and the bundles exchanged as docs/several-site
     alone      the same machines at the same time, each by itself; for each seed
     cluster    the same job in one cluster, simulated; for each seed
     cut        the link between two sites cut for 60 s
+    isolated   one site cut off from both others for 60 s, with minSites 2
     lost       one site killed as a whole, and brought back
     operators  all operators stopped for two minutes
 
@@ -54,6 +55,7 @@ BY_SEED: dict[str, Callable[[Setting], Measured]] = {
 }
 ONCE: dict[str, Callable[[Setting], Measured]] = {
     "cut": faults.cut,
+    "isolated": faults.isolated,
     "lost": faults.lost,
     "operators": faults.operators,
 }
