@@ -175,9 +175,10 @@ def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:
         joined_zero_s = wait_until(
             lambda: _zero_s(setting, gone, job.job), within_s=AGAIN_S, what="its worker joins"
         )
-        job.wait_until_all_train(AGAIN_S)
+        _wait_for_new_step(job, gone, killed_s, joined_zero_s)
         job.wait_for_iterations(setting.every_steps)
         job.fetch()
+        job.wait_until_all_train(AGAIN_S)
         degraded, events = job.degraded(killed_s), job.events(killed_wall_s)
     first_s = _new_step_s(job, gone, killed_s, joined_zero_s)
     after_s = None if first_s is None else first_s - running_s
@@ -211,8 +212,8 @@ def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
     killed, _, deleted = sites.names
     with training(setting, setting.endless("operators")) as job:
         job.wait_for_iterations(2 * setting.every_steps)
-        moments = {"stopped": time.monotonic()}
         sites.operators(0)
+        moments = {"stopped": time.monotonic()}
         _sleep_until(moments["stopped"] + away_s / 4)
         moments["killed"] = time.monotonic()
         sites.in_trainer(killed, job.job, "python3", "-c", KILL_TRAINER)
@@ -228,7 +229,7 @@ def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
         joined_zero_s = wait_until(
             lambda: _zero_s(setting, deleted, job.job), within_s=AGAIN_S, what="the new pod joins"
         )
-        job.wait_until_all_train(AGAIN_S)
+        _wait_for_new_step(job, deleted, moments["deleted"], joined_zero_s)
         job.wait_for_iterations(setting.every_steps)
         job.fetch()
     return _without_operators(setting, job, moments, said, joined_zero_s)
@@ -311,6 +312,16 @@ def _new_step_s(job: Training, site: str, since_s: float, zero_s: float) -> floa
     known = run_records.incarnations(job.records, rank, since_s)
     first = run_records.first_step(job.records, rank, known=known)
     return None if first is None else first.time_s - job.zero_s[site] + zero_s
+
+
+def _wait_for_new_step(job: Training, site: str, since_s: float, zero_s: float) -> None:
+    """Until the records have one: a status may still be that of before."""
+
+    def stepped() -> bool:
+        job.fetch()
+        return _new_step_s(job, site, since_s, zero_s) is not None
+
+    wait_until(stepped, within_s=AGAIN_S, what=f"a step of the new worker at {site}")
 
 
 def _trainer_runs_since_s(
