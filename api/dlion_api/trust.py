@@ -1,11 +1,16 @@
-"""By which authorities peers are known, in one short text: whether two sets are the same."""
+"""What whoever signs certificates and whoever bears them go by alike: how far they are backdated,
+and whether two sets of authorities are the same."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import timedelta
 
 from dlion_api.names import SiteName
+
+BACKDATED = timedelta(minutes=10)
+"""How far `notBefore` lies back: the only allowance for clocks that differ between sites."""
 
 
 def trust_print(site_bundles_pem: Mapping[SiteName, bytes]) -> str:

@@ -15,9 +15,9 @@ from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
+from dlion_api.trust import BACKDATED
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.figures import duration, printable
-from dlion_operator.authority import BACKDATED
 
 if TYPE_CHECKING:
     from dlion_cli.listed_sites import TrustedSite

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.document import schema
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
 from dlion_api.spec import Job
+from dlion_api.trust import BACKDATED
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.site_cluster import ClockBounds, Operator, SiteCluster
 from dlion_cli.site_trust import trust_check
-from dlion_operator.authority import BACKDATED
 from dlion_operator.federation.state import SILENT_AFTER_S
 
 if TYPE_CHECKING:

@@ -20,29 +20,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
-from dlion_api.names import (
-    DNS_LABEL,
-    JobKey,
-    KeeperIdentity,
-    OperatorIdentity,
-    SiteName,
-    WorkerIdentity,
+from dlion_api.names import JobKey, KeeperIdentity, OperatorIdentity, SiteName, WorkerIdentity
+from dlion_api.trust import BACKDATED
+from dlion_operator.issuing import (
+    CLIENT_AND_SERVER,
+    LIFE,
+    Issuer,
+    checked_dns_name,
+    key_usage,
+    pem,
 )
 
-LIFE = timedelta(hours=24)
-BACKDATED = timedelta(minutes=10)
-"""How far `notBefore` lies back: the only allowance for clocks that differ between sites."""
-
 AUTHORITY_LIFE = timedelta(days=365)
-MAX_REQUEST_BYTES = 8192
-MAX_LABEL_LENGTH = 63
-WORKER_LABELS = 7
-"""Worker, group, run, job, namespace, site, `dlion`: none of them may hold a dot of its own."""
-
-KEEPER_LABELS = 6
-"""Of a site's keeper: without worker and group, but with `keeper`."""
-
-MAX_NAME_LENGTH = 253
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,6 @@ class Authority:
             ContractError: what was kept is no such authority, another site's, or has run out.
         """
         self.site = site
-        self._life = life
         now = now or datetime.now(UTC)
         if kept is None:
             self._key = ec.generate_private_key(ec.SECP256R1())
@@ -87,6 +75,7 @@ class Authority:
         else:
             self._key, (self._certificate, *earlier) = _restored(kept, site, now)
             self._earlier = tuple(earlier)
+        self._issuer = Issuer(self._key, self._certificate, life)
 
     def to_keep(self) -> KeptAuthority:
         """All that a later process needs to be this authority. Holds the private key."""
@@ -95,7 +84,7 @@ class Authority:
     @property
     def bundle_pem(self) -> bytes:
         """The public certificates that others trust this one by, the newest first."""
-        return _pem(self._certificate, *self._earlier)
+        return pem(self._certificate, *self._earlier)
 
     def is_renewal_due(self, *, now: datetime | None = None) -> bool:
         """Whether a third of its certificate's life is left, or less."""
@@ -111,9 +100,12 @@ class Authority:
         """
         now = now or datetime.now(UTC)
         certificate = _authority_certificate(self._key, self.site, now)
-        kept = _pem(certificate, self._certificate, *self._earlier)
+        kept = pem(certificate, self._certificate, *self._earlier)
         return Authority(
-            self.site, life=self._life, now=now, kept=KeptAuthority(_key_pem(self._key), kept)
+            self.site,
+            life=self._issuer.life,
+            now=now,
+            kept=KeptAuthority(_key_pem(self._key), kept),
         )
 
     def sign(
@@ -126,37 +118,14 @@ class Authority:
     ) -> bytes:
         """Certificate chain (PEM) for that worker, or that site's keeper, of that run.
 
-        Takes the public key from the request and *nothing else*: the names are the worker's own,
-        whatever the request asks for.
-
-        Raises:
-            ContractError: The worker is another site's, the request is malformed, its signature
-                or its kind of key is wrong, or the names are not fit for a certificate.
+        Raises: ContractError, as `Issuer.sign` does.
         """
-        if worker.site != self.site:
-            raise ContractError(
-                f"worker {worker.name}: the authority of site {self.site} signs for its own"
-                f" workers only (given: site {worker.site}); ask that site's coordinator"
-            )
-        label_count = KEEPER_LABELS if isinstance(worker, KeeperIdentity) else WORKER_LABELS
-        dns_names = [worker.dns_name(job)]
-        if isinstance(worker, WorkerIdentity):
-            dns_names.append(worker.measuring_dns_name(job))
-        certificate = self._issue(
-            _public_key(csr_pem),
-            [
-                x509.UniformResourceIdentifier(worker.spiffe_id(job)),
-                *(x509.DNSName(_checked_dns_name(name, label_count)) for name in dns_names),
-            ],
-            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
-            now or datetime.now(UTC),
-        )
-        return certificate.public_bytes(serialization.Encoding.PEM)
+        return self._issuer.sign(csr_pem, worker, job, site=self.site, now=now)
 
     def server_identity(self, dns_name: str, *, now: datetime | None = None) -> ServerIdentity:
         """Key and certificate for a server in this very process (the coordinator)."""
-        names = [x509.DNSName(_checked_dns_name(dns_name))]
-        return self._identity(names, [ExtendedKeyUsageOID.SERVER_AUTH], self._life, now)
+        names = [x509.DNSName(checked_dns_name(dns_name))]
+        return self._identity(names, [ExtendedKeyUsageOID.SERVER_AUTH], None, now)
 
     def operator_identity(
         self, *, life: timedelta | None = None, now: datetime | None = None
@@ -166,10 +135,10 @@ class Authority:
         return self._identity(
             [
                 x509.UniformResourceIdentifier(operator.spiffe_id),
-                x509.DNSName(_checked_dns_name(operator.dns_name)),
+                x509.DNSName(checked_dns_name(operator.dns_name)),
             ],
-            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
-            life or self._life,
+            CLIENT_AND_SERVER,
+            life,
             now,
         )
 
@@ -177,46 +146,14 @@ class Authority:
         self,
         names: Sequence[x509.GeneralName],
         usages: Sequence[x509.ObjectIdentifier],
-        life: timedelta,
+        life: timedelta | None,
         now: datetime | None,
     ) -> ServerIdentity:
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._issue(
+        certificate = self._issuer.issue(
             key.public_key(), names, usages, now or datetime.now(UTC), life=life
         )
-        return ServerIdentity(
-            key_pem=_key_pem(key),
-            certificate_chain_pem=certificate.public_bytes(serialization.Encoding.PEM),
-        )
-
-    def _issue(
-        self,
-        public_key: ec.EllipticCurvePublicKey,
-        names: Sequence[x509.GeneralName],
-        usages: Sequence[x509.ObjectIdentifier],
-        now: datetime,
-        life: timedelta | None = None,
-    ) -> x509.Certificate:
-        issuer_id = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
-        return (
-            x509.CertificateBuilder()
-            # No common name: it is limited to 64 characters, and nobody reads it.
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "dlion")]))
-            .issuer_name(self._certificate.subject)
-            .public_key(public_key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - BACKDATED)
-            .not_valid_after(min(now + (life or self._life), self._certificate.not_valid_after_utc))
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id.value),
-                critical=False,
-            )
-            .sign(self._key, hashes.SHA256())
-        )
+        return ServerIdentity(key_pem=_key_pem(key), certificate_chain_pem=pem(certificate))
 
 
 class Tokens:
@@ -270,10 +207,6 @@ def _restored(
     return key, [certificate, *(each for each in earlier if now < each.not_valid_after_utc)]
 
 
-def _pem(*certificates: x509.Certificate) -> bytes:
-    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
-
-
 def _authority_name(site: SiteName) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"dlion site {site}")])
 
@@ -292,56 +225,7 @@ def _authority_certificate(
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA256())
     )
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _public_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
-    if len(csr_pem) > MAX_REQUEST_BYTES:
-        raise ContractError(
-            f"certificate signing request of {len(csr_pem)} bytes; allowed: {MAX_REQUEST_BYTES}"
-        )
-    try:
-        request = x509.load_pem_x509_csr(csr_pem)
-        signed = request.is_signature_valid
-        key = request.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise ContractError(f"certificate signing request cannot be read: {error}") from error
-    if not signed:
-        raise ContractError("certificate signing request is not signed by its own key")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ContractError(
-            f"certificate signing request carries a {type(key).__name__}; allowed: EC P-256"
-        )
-    return key
-
-
-def _checked_dns_name(name: str, label_count: int | None = None) -> str:
-    """The name, if it has so many labels, and they and the whole keep to what DNS allows."""
-    labels = name.split(".")
-    label_count = label_count or len(labels)
-    bad = [x for x in labels if len(x) > MAX_LABEL_LENGTH or not DNS_LABEL.fullmatch(x)]
-    if bad or len(labels) != label_count or len(name) > MAX_NAME_LENGTH:
-        raise ContractError(
-            f"{name!r} ({len(name)} characters) cannot be a certificate's name"
-            + (f" because of {', '.join(map(repr, bad))}" if bad else "")
-            + f"; allowed: {label_count} labels of a-z, 0-9 and '-' of at most {MAX_LABEL_LENGTH},"
-            f" at most {MAX_NAME_LENGTH} in all. Shorten the names of job, run, site or group"
-        )
-    return name

@@ -32,13 +32,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
+from dlion_api.trust import BACKDATED
 from dlion_cli.__main__ import main
 from dlion_cli.bundles import read_bundle
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.listed_sites import TrustedSite
 from dlion_cli.presented import Presented, clock
 from dlion_cli.site_dialling import dial_all, dialled
-from dlion_operator.authority import BACKDATED, Authority, ServerIdentity
+from dlion_operator.authority import Authority, ServerIdentity
 from manifest_table import smallest
 from presenting import listening, presents, says_nothing
 

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import BACKDATED, Authority, KeptAuthority, Tokens
+from dlion_api.trust import BACKDATED
+from dlion_operator.authority import Authority, KeptAuthority, Tokens
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 
