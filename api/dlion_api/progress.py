@@ -57,6 +57,8 @@ class LinkRecord:
     bandwidth_bytes_per_s: float | None
     dropped_messages: int
     connected: bool
+    remade_count: int = 0
+    """How often its stream has gone over to a new connection so far, without a break."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,15 @@ class EventReason(StrEnum):
         "the evaluator that a local run's workers share ended; it is started again",
     )
 
+    CERTIFICATE_RENEWED = (
+        "CertificateRenewed",
+        "a worker has a new certificate; its connections are remade with it, and none breaks off",
+    )
+    CERTIFICATE_NOT_RENEWED = (
+        "CertificateNotRenewed",
+        "the coordinator is away, or refuses to sign: connections stand, with the old certificate",
+    )
+
     # ---- what workers do -------------------------------------------------------------------------
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
     FOLDED_TOGETHER = (

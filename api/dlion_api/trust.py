@@ -1,16 +1,33 @@
-"""What whoever signs certificates and whoever bears them go by alike: how far they are backdated,
-and whether two sets of authorities are the same."""
+"""What whoever signs certificates and whoever bears them go by alike: how far they are
+backdated, when one is to be replaced, and whether two sets of authorities are the same."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from dlion_api.names import SiteName
 
 BACKDATED = timedelta(minutes=10)
 """How far `notBefore` lies back: the only allowance for clocks that differ between sites."""
+
+RENEWED_AT = 1 / 2
+"""Part of its life after which a worker's, a keeper's and a coordinator's certificate is replaced.
+
+A connection goes by two certificates and is remade with the newer one of whoever dials, while the
+other may be as old as that. At half of their lives neither ends before the connection does.
+"""
+
+
+def renewal_after(not_before: datetime, not_after: datetime) -> timedelta:
+    """How long after it was signed a certificate of these bounds is to be replaced.
+
+    >>> signed = datetime(2026, 1, 1)
+    >>> renewal_after(signed - BACKDATED, signed + timedelta(hours=24))
+    datetime.timedelta(seconds=43200)
+    """
+    return (not_after - not_before - BACKDATED) * RENEWED_AT
 
 
 def trust_print(site_bundles_pem: Mapping[SiteName, bytes]) -> str:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.authority import Authority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_operator.issuing import LIFE
 from dlion_operator.target import TargetWatch
 
 
 class LocalCoordinator:
     """What `dlion_worker.local.runner` needs of a coordinator."""
 
-    def __init__(self, job: Job, on_record: Callable[[ProgressRecord], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        on_record: Callable[[ProgressRecord], None],
+        *,
+        certificate_life: timedelta = LIFE,
+    ) -> None:
         """`on_record` is called in the coordinator's thread: it must neither block nor raise."""
         self._job = job
         self._on_record = on_record
@@ -27,7 +35,10 @@ class LocalCoordinator:
         self._authorities = (
             {}
             if job.spec.tls.mode == "Disabled"
-            else {SiteName(site.name): Authority(SiteName(site.name)) for site in job.spec.sites}
+            else {
+                name: Authority(name, life=certificate_life)
+                for name in (SiteName(site.name) for site in job.spec.sites)
+            }
         )
 
     def start(self, host: str) -> str:

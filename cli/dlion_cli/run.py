@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document, refuse_suspended
 from dlion_cli.table import print_result
+from dlion_operator.issuing import LIFE
 from dlion_worker.environments import Environment, Plan, load_environment, unlimited_plan
 from dlion_worker.local.measuring import Comparison
 from dlion_worker.local.runner import LocalRunner, RunOutcome
@@ -37,6 +38,9 @@ from dlion_worker.results.folder import ResultFolder, kept_program_root
 from dlion_worker.results.summary import Ending
 
 log = logging.getLogger(__name__)
+
+SHORTEST_LIFE_S = 10
+"""Of a certificate: processes need some seconds to start, and times in it are whole seconds."""
 
 MOST_NAMED = 8
 """Of an environment's times that never come; more are counted."""
@@ -115,6 +119,12 @@ class Asked:
     "--unprivileged", is_flag=True,
     help="Shape links by relays and CPU by a duty cycle even as root.",
 )  # fmt: skip
+@click.option(
+    "--certificate-life", type=click.IntRange(min=SHORTEST_LIFE_S), metavar="SECONDS",
+    default=int(LIFE.total_seconds()),
+    help="Life of workers' certificates (86400). At half of it connections are remade with the "
+    "next one, which no iteration waits for.",
+)  # fmt: skip
 @options.output
 def run(
     file: Path,
@@ -124,6 +134,7 @@ def run(
     resume: Path | None,
     data_root: Path,
     unprivileged: bool,
+    certificate_life: int,
     output: str,
 ) -> int:
     """Train the job of manifest FILE on this machine: a trainer and a sidecar per worker.
@@ -166,6 +177,7 @@ def run(
                 program_root=program_root,
                 resume=resume is not None,
                 privileged=False if unprivileged else None,
+                certificate_life=timedelta(seconds=certificate_life),
             )
         except (DLionError, OSError) as error:
             finish_broken(folder, error, now=now)
@@ -222,6 +234,7 @@ def _train(
     program_root: Path,
     resume: bool,
     privileged: bool | None,
+    certificate_life: timedelta,
 ) -> Ended:
     with LiveView(folder.run, console, environment=asked.plan.environment) as view:
         listener = Listener(folder, view)
@@ -231,7 +244,7 @@ def _train(
             if runner is not None:
                 runner.record(record)
 
-        coordinator = LocalCoordinator(job, hand_over)
+        coordinator = LocalCoordinator(job, hand_over, certificate_life=certificate_life)
         runner = LocalRunner(
             job=job,
             plan=asked.plan,

@@ -65,10 +65,12 @@ class JobMetrics(Collector):
         store: Store,
         *,
         refusals: Callable[[], Mapping[str, int]],
+        calls: Callable[[], Mapping[str, int]],
         watch_age_s: Callable[[], float],
     ) -> None:
         self._store = store
         self._refusals = refusals
+        self._calls = calls
         self._watch_age_s = watch_age_s
 
     def collect(self) -> Iterator[Metric]:
@@ -85,6 +87,12 @@ class JobMetrics(Collector):
         for reason, count in self._refusals().items():
             refused.add_metric([reason], count)
         yield refused
+        called = CounterMetricFamily(
+            "dlion_coordinator_calls", "Calls of workers and keepers", labels=["call"]
+        )
+        for call, count in self._calls().items():
+            called.add_metric([call], count)
+        yield called
         yield from self._jobs()
 
     def _jobs(self) -> Iterator[Metric]:

@@ -150,9 +150,10 @@ class Authority:
         max_length=253,
     )
     certificate_life_seconds: int = setting(
-        "life of a worker's certificate; it is renewed with a third left.",
+        "life of a worker's certificate; at half of it the next one is signed, and connections are"
+        " remade with that.",
         default=86400,
-        minimum=1200,
+        minimum=60,
         maximum=INT32_MAX,
         unit="seconds",
     )

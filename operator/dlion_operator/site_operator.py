@@ -154,6 +154,7 @@ class SiteOperator:
             JobMetrics(
                 self.store,
                 refusals=runs.refusals,
+                calls=runs.calls,
                 watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
             )
         )

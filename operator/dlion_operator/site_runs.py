@@ -323,6 +323,10 @@ class SiteRuns:
         """Refused calls by reason since the start."""
         return {str(reason): count for reason, count in self._server.refusals().items()}
 
+    def calls(self) -> Mapping[str, int]:
+        """Calls by name since the start."""
+        return self._server.calls()
+
     def _close_but(self, kept: JobKey | None, namespace: str, name: str) -> None:
         for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:
             if key != kept:

@@ -29,6 +29,7 @@ DROPPED_FOR_S = 5.0
 
 TOLD = frozenset(
     {
+        EventReason.CERTIFICATE_NOT_RENEWED,
         EventReason.CHECKPOINT_FAILED,
         EventReason.CHECKPOINT_KEPT,
         EventReason.CHECKPOINT_SAVED,

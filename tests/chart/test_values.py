@@ -218,7 +218,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("gateway.route", "HTTPRoute", "/gateway/route"),
     ("authority.secretName", "", "/authority/secretName"),
     ("authority.secretName", "A", "/authority/secretName"),
-    ("authority.certificateLifeSeconds", 1199, "/authority/certificateLifeSeconds"),
+    ("authority.certificateLifeSeconds", 59, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
     ("federation.port", 1023, "/federation/port"),

@@ -14,12 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dlion_operator.settings import RemoteSite
-from federated_pods import SitePods
+from federated_pods import NAMES, SitePods, two_sites
 from local_run import hashes, job_document
-from operator_process import free_ports
-
-NAMES = ("plant-a", "plant-b")
 
 
 @pytest.fixture
@@ -28,34 +24,8 @@ def sites(tmp_path: Path) -> Iterator[tuple[SitePods, SitePods]]:
     document = job_document(
         dict.fromkeys(NAMES, 1), trainer={"stop": {"maxSteps": 10**6}}, runId="r1"
     )
-    ports = dict(zip(NAMES, free_ports(2), strict=True))
-    made = []
-    try:
-        for subnet, name in enumerate(NAMES, 21):
-            (folder := tmp_path / name).mkdir()
-            others = tuple(
-                RemoteSite(
-                    name=other,
-                    address=f"127.0.0.1:{ports[other]}",
-                    bundle_file=str(tmp_path / f"{other}.pem"),
-                )
-                for other in NAMES
-                if other != name
-            )
-            made.append(
-                SitePods(
-                    folder,
-                    document,
-                    site=name,
-                    subnet=subnet,
-                    federation_port=ports[name],
-                    others=others,
-                )
-            )
-        yield made[0], made[1]
-    finally:
-        for site in made:
-            site.close()
+    with two_sites(tmp_path, document, subnet=21) as made:
+        yield made
 
 
 @pytest.mark.timeout(300)

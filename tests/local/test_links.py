@@ -32,6 +32,7 @@ from linked_workers import (
     credentials,
     identity,
     introduce,
+    until,
 )
 
 A = identity(0)
@@ -73,13 +74,6 @@ def gradient(iteration: int, size: int) -> Message:
 def arrived(worker: Worker) -> Message:
     event: MessageArrived = worker.wait_for(MessageArrived)
     return event.message
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "did not come true"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("proof", [None, WorkerCredentials.insecure()], ids=["mtls", "disabled"])

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,30 @@ from dlion_api.spec import Job
 from dlion_operator.authority import Authority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
+from dlion_operator.issuing import LIFE
 from dlion_operator.observed import RunView
 from dlion_operator.settings import RemoteSite
 from dlion_operator.site_runs import SiteRuns
+from operator_process import free_ports
 from pod_run import PodRun
+
+NAMES = ("plant-a", "plant-b")
 
 
 class OperatorThread:
     """What of a site's operator its workers and the other sites meet."""
 
     def __init__(
-        self, authority: Authority, tokens: Tokens, listen_address: str, federation_address: str
+        self,
+        authority: Authority,
+        tokens: Tokens,
+        listen_address: str,
+        federation_address: str,
+        *,
+        life: timedelta,
     ) -> None:
+        """`life`: of its own certificate."""
+        self._life = life
         self._authority = authority
         self._server = CoordinatorServer(listen_address, authority)
         self._federation_address = federation_address
@@ -66,6 +79,10 @@ class OperatorThread:
         found: RunView = self._do(look())
         return found
 
+    def calls(self) -> Mapping[str, int]:
+        """Calls of workers and keepers so far, by name."""
+        return self._server.calls()
+
     def close(self) -> None:
         """As when its process is killed; may be called twice."""
         if self._thread.is_alive():
@@ -77,10 +94,10 @@ class OperatorThread:
     async def _start(self, job: Job, others: tuple[RemoteSite, ...]) -> int:
         port = await self._server.start()
         self._parts.push_async_callback(self._server.shut_down)
-        node = FederationNode(
+        node = self.node = FederationNode(
             self._authority,
             others,
-            certificate_life=timedelta(hours=1),
+            certificate_life=self._life,
             reports=self._runs.reports,
             on_news=self._runs.hear,
             on_bundles=self._server.trust,
@@ -109,10 +126,13 @@ class SitePods(PodRun):
         subnet: int,
         federation_port: int,
         others: tuple[RemoteSite, ...],
+        life: timedelta = LIFE,
     ) -> None:
+        """`life`: of all certificates."""
         self._federation_address = f"127.0.0.1:{federation_port}"
         self._others = others
-        super().__init__(folder, document, subnet=subnet, site=site)
+        self._life = life
+        super().__init__(folder, document, subnet=subnet, site=site, life=life)
 
     def start_coordinator(self) -> None:
         """A new life of the operator, on the ports of the one before."""
@@ -121,6 +141,7 @@ class SitePods(PodRun):
             self.tokens,
             f"{self.address(100)}:{self.coordinator_port}",
             self._federation_address,
+            life=self._life,
         )
         self.coordinator = self.operator  # type: ignore[assignment]  # pods need no more of it
         self.coordinator_port = self.operator.start(self.job, self._others)
@@ -136,3 +157,40 @@ class SitePods(PodRun):
                 process.kill()
             process.wait()
         self.operator.close()
+
+
+@contextmanager
+def two_sites(
+    folder: Path, document: dict[str, Any], *, subnet: int, life: timedelta = LIFE
+) -> Iterator[tuple[SitePods, SitePods]]:
+    """Two sites without pods, at `subnet` and the next one; neither knows the other's bundle, which
+    it looks for in `folder`, by the site's name."""
+    ports = dict(zip(NAMES, free_ports(2), strict=True))
+    made: list[SitePods] = []
+    try:
+        for number, name in enumerate(NAMES, subnet):
+            (own := folder / name).mkdir()
+            others = tuple(
+                RemoteSite(
+                    name=other,
+                    address=f"127.0.0.1:{ports[other]}",
+                    bundle_file=str(folder / f"{other}.pem"),
+                )
+                for other in NAMES
+                if other != name
+            )
+            made.append(
+                SitePods(
+                    own,
+                    document,
+                    site=name,
+                    subnet=number,
+                    federation_port=ports[name],
+                    others=others,
+                    life=life,
+                )
+            )
+        yield made[0], made[1]
+    finally:
+        for site in made:
+            site.close()

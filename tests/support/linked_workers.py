@@ -77,3 +77,11 @@ def introduce(*workers: Worker, version: int = 1, job: JobKey = JOB) -> Membersh
     for worker in workers:
         worker.exchange.set_members(membership)
     return membership
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Returns once it is so."""
+    give_up_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "did not come true"
+        time.sleep(0.01)

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.authority import Authority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_operator.issuing import LIFE
 from dlion_worker.results.events import read_events
 
 LONG_S = 120.0
@@ -35,17 +37,28 @@ class PodRun:
     """One run at one site, whose pods come and go."""
 
     def __init__(
-        self, folder: Path, document: dict[str, Any], *, subnet: int, site: str = ""
+        self,
+        folder: Path,
+        document: dict[str, Any],
+        *,
+        subnet: int,
+        site: str = "",
+        life: timedelta = LIFE,
     ) -> None:
-        """`subnet` keeps the addresses of tests that run side by side apart. `site`: the first."""
+        """`subnet` keeps the addresses of tests that run side by side apart. `site`: the first.
+        `life`: of certificates."""
         self.folder = folder
         self.job: Job = load_job(document).with_room_to_grow()
         self.site = SiteName(site or self.job.spec.sites[0].name)
         self._subnet = subnet
         self.tokens = Tokens()
         is_open = self.job.spec.tls.mode == "Disabled"
-        self.authorities = {} if is_open else {self.site: Authority(self.site)}
+        self.authorities = {} if is_open else {self.site: Authority(self.site, life=life)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment: dict[str, str] = {}
+        """What every process is to have beside its own."""
+        self.told: list[ProgressRecord] = []
+        """What workers have reported to the coordinator."""
         self.coordinator_port = 0
         self.start_coordinator()
 
@@ -57,10 +70,14 @@ class PodRun:
             f"{self.address(100)}:{self.coordinator_port}", self.authorities.get(self.site)
         )
         self._loop_server.open(
-            self.job, authorities=self.authorities, tokens=self.tokens, on_record=lambda _: None
+            self.job, authorities=self.authorities, tokens=self.tokens, on_record=self.told.append
         )
         self.coordinator = CoordinatorThread(self._loop_server, self.job.key)
         self.coordinator_port = self.coordinator.start()
+
+    def calls(self) -> Mapping[str, int]:
+        """Calls of workers and keepers to the coordinator of now, by name."""
+        return self._loop_server.calls()
 
     def scale(self, ranks: Sequence[int]) -> None:
         """As the operator says it when a group's count has changed."""
@@ -166,7 +183,10 @@ class PodRun:
         command += ["--listen-host", environment[names.POD_IP_VARIABLE]]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=log, stderr=log
+                command,
+                env={**os.environ, **self.environment, **environment},
+                stdout=log,
+                stderr=log,
             )
 
     # ---- what came of it -------------------------------------------------------------------------
@@ -206,9 +226,11 @@ class PodRun:
 
 
 @contextmanager
-def pod_run(folder: Path, document: dict[str, Any], *, subnet: int) -> Iterator[PodRun]:
+def pod_run(
+    folder: Path, document: dict[str, Any], *, subnet: int, life: timedelta = LIFE
+) -> Iterator[PodRun]:
     """A run without pods as yet; nothing of it is left afterwards."""
-    run = PodRun(folder, document, subnet=subnet)
+    run = PodRun(folder, document, subnet=subnet, life=life)
     try:
         yield run
     finally:

@@ -12,9 +12,10 @@ certificate is verified again, against the authority of the site it claims.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import grpc
 from cryptography import x509
@@ -23,10 +24,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from dlion_api.errors import ContractError
+from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.trust import BACKDATED, renewal_after
 
 MAX_CERTIFICATE_BYTES = 16384
+
+
+class UnknownAuthorityError(UnavailableError):
+    """Nothing is known to believe a site's workers by; it may come while the run goes on."""
 
 
 class WorkerKey:
@@ -70,18 +76,28 @@ class WorkerKey:
 class WorkerCredentials:
     """Key, certificate and every site's authority; or none of them (`tls: {mode: Disabled}`).
 
-    Only the authorities may change, from any thread; whoever is connected stays so.
+    They may change, from any thread: certificate and key together, and the authorities. What is
+    connected stays so, and goes by the new ones when it is connected anew.
     """
 
     key: WorkerKey | None
     certificate_chain_pem: bytes
     site_bundles_pem: Mapping[SiteName, bytes]
+    renewals: int = field(default=0, compare=False)
+    """How many certificates have taken the place of the first."""
+    _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _stores: dict[SiteName, Store] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def insecure(cls) -> WorkerCredentials:
         """No encryption and no proof of identity, because the manifest says so."""
         return cls(None, b"", {})
+
+    def renew(self, key: WorkerKey, certificate_chain_pem: bytes) -> None:
+        """Shows that certificate, which is for that key, from the next handshake on."""
+        with self._renewing:
+            self.key, self.certificate_chain_pem = key, certificate_chain_pem
+            self.renewals += 1
 
     def trust(self, site_bundles_pem: Mapping[SiteName, bytes]) -> bool:
         """Knows the sites by these from the next handshake on; whether they are others."""
@@ -97,33 +113,42 @@ class WorkerCredentials:
         """Whether links are encrypted and peers have to prove who they are."""
         return self.key is not None
 
+    def shown(self) -> tuple[bytes, bytes]:
+        """Key and certificate chain, PEM, that belong together; only with TLS."""
+        with self._renewing:
+            assert self.key is not None
+            return self.key.pem(), self.certificate_chain_pem
+
     def server(self) -> grpc.ServerCredentials | None:
         """Credentials of a port that demands a certificate of its callers; None: insecure."""
         if self.key is None:
             return None
-        served = self.site_bundles_pem
+        served = self.site_bundles_pem, self.renewals
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
             """Asked by gRPC at each handshake; None: nothing is other than it was."""
             nonlocal served
-            if self.site_bundles_pem is served:
+            bundles, renewals = self.site_bundles_pem, self.renewals
+            if bundles is served[0] and renewals == served[1]:
                 return None
-            served = self.site_bundles_pem
-            return self._configuration(served)
+            served = bundles, renewals
+            return self._configuration(bundles)
 
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(served),
+            self._configuration(served[0]),
             changed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
             require_client_authentication=True,
         )
 
     def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
-        """Credentials of a channel to a worker of that site, trusting no other; None: insecure."""
+        """Credentials of a channel to a worker of that site, trusting no other; None: insecure.
+
+        Raises:
+            UnknownAuthorityError: That site's is not known.
+        """
         if self.key is None:
             return None
-        return grpc.ssl_channel_credentials(
-            self._bundle(site), self.key.pem(), self.certificate_chain_pem
-        )
+        return grpc.ssl_channel_credentials(self._bundle(site), *self.shown())
 
     def target_options(self, dns_name: str) -> list[tuple[str, str]]:
         """Channel options that make gRPC ask for a peer of that name, wherever it is dialled."""
@@ -150,7 +175,7 @@ class WorkerCredentials:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
             policy = PolicyBuilder().store(self._store(claimed.site)).time(now or datetime.now(UTC))
             subjects = policy.build_client_verifier().verify(certificate, []).subjects
-        except (ValueError, VerificationError) as error:
+        except (ValueError, VerificationError, UnknownAuthorityError) as error:
             raise ContractError(
                 f"certificate of a caller that claims to be {claimed.name} is not by the"
                 f" authority of site {claimed.site}: {error}"
@@ -165,16 +190,14 @@ class WorkerCredentials:
     def _configuration(
         self, bundles: Mapping[SiteName, bytes]
     ) -> grpc.ServerCertificateConfiguration:
-        assert self.key is not None
         return grpc.ssl_server_certificate_configuration(
-            [(self.key.pem(), self.certificate_chain_pem)],
-            root_certificates=b"\n".join(bundles.values()),
+            [self.shown()], root_certificates=b"\n".join(bundles.values())
         )
 
     def _bundle(self, site: SiteName) -> bytes:
         bundle = self.site_bundles_pem.get(site)
         if not bundle:
-            raise ContractError(
+            raise UnknownAuthorityError(
                 f"no authority of site {site} is known here (known:"
                 f" {', '.join(sorted(self.site_bundles_pem)) or 'none'}); exchange the bundles"
             )
@@ -184,3 +207,16 @@ class WorkerCredentials:
         if site not in self._stores:
             self._stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
         return self._stores[site]
+
+
+def renewal_due_s(chain_pem: bytes, *, now: datetime | None = None) -> float:
+    """Seconds until a certificate is to be replaced, at least 0.
+
+    `now` is for one that was signed some time ago, by this machine's wall clock; None: it was just
+    now, and no clock is asked.
+    """
+    certificate = x509.load_pem_x509_certificates(chain_pem)[0]
+    begins = certificate.not_valid_before_utc
+    after = renewal_after(begins, certificate.not_valid_after_utc)
+    age = timedelta(0) if now is None else max(timedelta(0), now - begins - BACKDATED)
+    return max(0.0, (after - age).total_seconds())

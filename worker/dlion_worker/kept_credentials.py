@@ -16,35 +16,38 @@ from cryptography import x509
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.names import JobKey, SiteName
+from dlion_api.trust import BACKDATED
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 
 _LOG = logging.getLogger(__name__)
 
 CREDENTIALS_FILE = "credentials.json"
 LEAST_LIFE_LEFT = 1 / 3
-"""With less left, a new certificate is asked for: they are renewed then anyway."""
+"""With less left, a new certificate is asked for: they are renewed long before."""
 
 
 def keep_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
     """Puts them on disk, mode 0600. Raises `OSError` where that cannot be done."""
     if credentials.key is None:
         return
+    key_pem, chain_pem = credentials.shown()
     document = {
         "job": str(job),
-        "key": credentials.key.pem().decode("ascii"),
-        "chain": credentials.certificate_chain_pem.decode("ascii"),
+        "key": key_pem.decode("ascii"),
+        "chain": chain_pem.decode("ascii"),
         "sites": {site: pem.decode("ascii") for site, pem in credentials.site_bundles_pem.items()},
     }
     content = json.dumps(document, indent=1).encode()
     write_atomically(Path(state_dir) / CREDENTIALS_FILE, content, mode=0o600)
 
 
-def keep_trust(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
-    """Keeps them with the authorities as they are now; the old ones stand where that fails."""
+def keep_changed(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
+    """Keeps them as they are now, renewed or with other authorities; the old ones stand where that
+    fails."""
     try:
         keep_credentials(state_dir, job, credentials)
     except OSError as error:
-        _LOG.warning("new bundles are not kept on disk: %s", error)
+        _LOG.warning("new certificate or bundles are not kept on disk: %s", error)
 
 
 def kept_credentials(
@@ -64,7 +67,7 @@ def kept_credentials(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _LOG.warning("%s is damaged: asking for a new certificate (%r)", path, error)
         return None
-    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc - BACKDATED
     left = certificate.not_valid_after_utc - (now or datetime.now(UTC))
     if not is_ours or left < life * LEAST_LIFE_LEFT:
         return None

@@ -100,6 +100,7 @@ class Hello(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """"namespace/name#runId" """
     rank: _builtins.int
@@ -111,6 +112,11 @@ class Hello(_message.Message):
     """the last one that the sender has finished"""
     address: _builtins.str
     """Where the sender takes streams: a restarted worker has a new port. Empty: where the membership has it."""
+    continues: _builtins.bool
+    """This stream goes on where the sender's open one ends, with that one's counters, on a connection
+    that was made anew: no link goes down. Acknowledged at once; what follows is read when `last` has
+    come on the other. Of the fields above the receiver checks the first four.
+    """
     def __init__(
         self,
         *,
@@ -121,10 +127,11 @@ class Hello(_message.Message):
         epoch: _builtins.int = ...,
         iteration: _builtins.int = ...,
         address: _builtins.str = ...,
+        continues: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "incarnation", b"incarnation", "iteration", b"iteration", "protocol", b"protocol", "rank", b"rank", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "continues", b"continues", "epoch", b"epoch", "incarnation", b"incarnation", "iteration", b"iteration", "protocol", b"protocol", "rank", b"rank", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +200,7 @@ class Frame(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     BACK_TO_BACK_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     message: _builtins.int
     """which message this chunk belongs to"""
     offset: _builtins.int
@@ -203,6 +211,10 @@ class Frame(_message.Message):
     back_to_back: _builtins.bool
     """The sender had this chunk ready when the one before it left, and the link was what held it:
     the time between the arrivals of the two measures the link.
+    """
+    last: _builtins.bool
+    """Alone in its frame, and not counted: no more comes here, and the stream that continues this one
+    is read from now on.
     """
     @_builtins.property
     def hello(self) -> Global___Hello:
@@ -222,10 +234,11 @@ class Frame(_message.Message):
         payload: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
         back_to_back: _builtins.bool = ...,
+        last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_to_back", b"back_to_back", "checksum", b"checksum", "header", b"header", "hello", b"hello", "message", b"message", "offset", b"offset", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_to_back", b"back_to_back", "checksum", b"checksum", "header", b"header", "hello", b"hello", "last", b"last", "message", b"message", "offset", b"offset", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

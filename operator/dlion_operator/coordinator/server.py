@@ -15,6 +15,7 @@ from cryptography import x509
 
 from dlion_api.errors import UnavailableError
 from dlion_api.refusals import MAX_REPORT_BYTES, RefusalReason
+from dlion_api.trust import renewal_after
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, TokenVerifier
@@ -179,6 +180,10 @@ class CoordinatorServer:
         """Refused calls by reason since the start, of all runs."""
         return dict(self._service.refusals)
 
+    def calls(self) -> Mapping[str, int]:
+        """Calls by name since the start, of all runs."""
+        return dict(self._service.calls)
+
     def replace_authority(self, authority: Authority) -> None:
         """Signs with that one from now on, for its site's workers and for this server itself."""
         if self._certificate is not None and self._certificate.authority.site == authority.site:
@@ -206,7 +211,7 @@ class CoordinatorServer:
 
 
 class ServerCertificate:
-    """The server's own certificate, made anew when two thirds of its life have passed."""
+    """The server's own certificate, made anew when half of its life has passed."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
@@ -233,7 +238,8 @@ class ServerCertificate:
         now = datetime.now(UTC)
         identity = self.authority.server_identity(COORDINATOR_DNS_NAME, now=now)
         certificate = x509.load_pem_x509_certificate(identity.certificate_chain_pem)
-        self._renew_at = now + (certificate.not_valid_after_utc - now) * 2 / 3
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        self._renew_at = now + renewal_after(begins, ends)
         return grpc.ssl_server_certificate_configuration(
             [(identity.key_pem, identity.certificate_chain_pem)]
         )

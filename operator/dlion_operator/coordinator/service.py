@@ -58,6 +58,8 @@ class CoordinationService:
         """By the run's name on the wire. Kept by `server`."""
         self.refusals: Counter[RefusalReason] = Counter()
         """Refused calls by reason, of all runs that are or were."""
+        self.calls: Counter[str] = Counter()
+        """Calls by name, refused ones too: a connection that is remade joins or follows again."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The calls, in the form that a gRPC server takes."""
@@ -90,18 +92,21 @@ class CoordinationService:
         self, request: coordination_pb2.SignRequest | DecodeError, context: Context
     ) -> coordination_pb2.SignResponse:
         """A certificate."""
+        self.calls["Sign"] += 1
         return await self._answered(self._sign, request, context)
 
     async def report(
         self, request: coordination_pb2.ProgressReport | DecodeError, context: Context
     ) -> coordination_pb2.ReportReply:
         """Progress, taken."""
+        self.calls["Report"] += 1
         return await self._answered(self._report, request, context)
 
     async def join(
         self, request: coordination_pb2.JoinRequest | DecodeError, context: Context
     ) -> None:
         """Memberships, streamed."""
+        self.calls["Join"] += 1
 
         async def stream(request: coordination_pb2.JoinRequest) -> None:
             async with aclosing(self._run(request).join(request)) as updates:
@@ -114,6 +119,7 @@ class CoordinationService:
         self, request: coordination_pb2.FollowRequest | DecodeError, context: Context
     ) -> None:
         """Records, streamed as fast as the follower reads them."""
+        self.calls["Follow"] += 1
 
         async def stream(request: coordination_pb2.FollowRequest) -> None:
             async with aclosing(self._run(request).follow(request)) as batches:

@@ -115,6 +115,7 @@ BAD: list[tuple[str, str, Callable[[Frame], None]]] = [
     ("progress with payload", "allowed: 0", lambda f: setattr(f.header, "kind", 2)),
     ("heartbeat with payload", "heartbeat", lambda f: setattr(f, "message", 0)),
     ("no header", "no header has opened", lambda f: f.ClearField("header")),
+    ("last of all", "carries something", lambda f: setattr(f, "last", True)),
     ("hello inside", "shares", lambda f: setattr(f.hello, "rank", 1)),
 ]
 

@@ -1,6 +1,7 @@
 """Facts: a worker that hears of other bundles judges peers by them from the next handshake on, in
 both directions, and says whether they are others; what it trusted before no longer counts; a worker
-without TLS takes no notice. Real TLS over loopback.
+without TLS takes no notice. One that has a new certificate shows it from the next handshake on; it
+is due at half of the life of the one before. Real TLS over loopback.
 
 Left out: how bundles come to it (tests/local/test_federated_runs, test_coordination).
 """
@@ -8,16 +9,24 @@ Left out: how bundles come to it (tests/local/test_federated_runs, test_coordina
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
+from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_operator.authority import Authority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.credentials import (
+    UnknownAuthorityError,
+    WorkerCredentials,
+    WorkerKey,
+    renewal_due_s,
+)
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 JOB = JobKey("default", "digits", "1")
@@ -48,7 +57,7 @@ async def connects(port: int, theirs: WorkerCredentials) -> bool:
     """Whether that worker gets past TLS to the one that serves here."""
     try:
         channel_credentials = theirs.channel(A)
-    except ContractError:
+    except UnknownAuthorityError:
         return False
     assert channel_credentials is not None
     options = [*theirs.target_options(HERE.dns_name(JOB)), ("grpc.use_local_subchannel_pool", 1)]
@@ -80,6 +89,51 @@ def test_new_bundles_count_from_the_next_handshake_on() -> None:
                 mine.check_peer(theirs.certificate_chain_pem, THERE, JOB)
 
     asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_a_new_certificate_is_shown_from_the_next_handshake_on() -> None:
+    authorities = {A: Authority(A), B: Authority(B)}
+    both = {site: authority.bundle_pem for site, authority in authorities.items()}
+    mine, theirs = credentials(authorities[A], HERE), credentials(authorities[B], THERE)
+    assert mine.trust(both)
+    assert theirs.trust(both)
+
+    def shown(port: int) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(
+            ssl.get_server_certificate(("127.0.0.1", port), timeout=10).encode()
+        )
+
+    async def body() -> None:
+        async with serving(mine) as port:
+            for renewal in range(1, 4):
+                key = WorkerKey()
+                chain = authorities[A].sign(key.csr_pem(), HERE, JOB)
+                mine.renew(key, chain)
+                assert mine.renewals == renewal
+                assert await connects(port, theirs)
+                served = await asyncio.to_thread(shown, port)
+                assert served == x509.load_pem_x509_certificate(chain)
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+@pytest.mark.parametrize(
+    ("life", "signed_before", "due"),
+    [
+        (timedelta(hours=24), None, timedelta(hours=12)),
+        (timedelta(minutes=2), None, timedelta(minutes=1)),
+        (timedelta(hours=24), timedelta(hours=9), timedelta(hours=3)),
+        (timedelta(hours=24), timedelta(hours=20), timedelta(0)),
+        (timedelta(hours=24), timedelta(hours=-1), timedelta(hours=12)),  # by a slow clock
+    ],
+)
+def test_a_certificate_is_replaced_at_half_of_its_life(
+    life: timedelta, signed_before: timedelta | None, due: timedelta
+) -> None:
+    signed = datetime(2026, 1, 1, tzinfo=UTC)
+    chain = Authority(A, life=life, now=signed).sign(WorkerKey().csr_pem(), HERE, JOB, now=signed)
+    now = None if signed_before is None else signed + signed_before
+    assert renewal_due_s(chain, now=now) == due.total_seconds()
 
 
 def test_a_worker_without_tls_takes_no_notice() -> None:

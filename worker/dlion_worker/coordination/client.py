@@ -33,6 +33,8 @@ from dlion_worker.coordination.signing import Role, SignedCertificate, request_c
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import grpc
+
     from dlion_api.progress import ProgressRecord
     from dlion_api.wire import coordination_pb2
     from dlion_api.worker_config import WorkerConfig
@@ -80,10 +82,12 @@ class CoordinationClient:
         self._error: DLionError | None = None
         self._closing = False
         self._streams: list[JoinStream] = []
+        self._announcement: Announcement | None = None
         self._on_membership: Callable[[Membership], None] = _ignore
         self._on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None
-        self._channel = open_channel(config)
-        self._stub = coordination_stub(self._channel)
+        self._channels = [open_channel(config)]
+        """The newest one is used; those before it are closed once that stands."""
+        self._stub = coordination_stub(self._channels[0])
         self._sender = ReportSender(
             self._stub,
             self._caller,
@@ -130,24 +134,62 @@ class CoordinationClient:
         announcement = Announcement(
             self._caller, self._incarnation, self._spec_hash, exchange_address, measuring_address
         )
-        stream = JoinStream(
-            self._stub,
-            announcement,
-            known_version=self._known_version,
-            on_update=self._take,
-            on_failure=self._note_failure,
-        )
         with self._lock:
-            first, earlier = not self._streams, list(self._streams)
+            first = self._announcement is None
             self._on_membership, self._on_bundles = on_membership, on_bundles
+            self._announcement = announcement
             if first and self._membership is not None:
                 on_membership(self._membership)
+        if first:
+            self._sender.start()
+        self._announce(announcement)
+
+    def renew_connection(self) -> None:
+        """Goes over to a new connection, on which the coordinator shows its certificate of now. The
+        worker stays joined: what is on the old one ends when it has joined on the new one.
+
+        Raises:
+            OSError: the authority's file cannot be read.
+        """
+        channel = open_channel(self._config)
+        with self._lock:
+            self._channels.append(channel)
+            self._stub = coordination_stub(channel)
+            self._sender.go_on_with(self._stub)
+            announcement = self._announcement
+        if announcement is not None:
+            self._announce(announcement)
+
+    def _announce(self, announcement: Announcement) -> None:
+        """Joins by a stream of its own, on the newest connection."""
+        with self._lock:
+            earlier, channels = list(self._streams), self._channels[:-1]
+
+            def take(update: coordination_pb2.MembershipUpdate) -> None:
+                self._retire(earlier, channels)
+                self._take(update)
+
+            stream = JoinStream(
+                self._stub,
+                announcement,
+                known_version=self._known_version,
+                on_update=take,
+                on_failure=self._note_failure,
+            )
             self._streams.append(stream)
         for each in earlier:
             each.supersede()
-        if first:
-            self._sender.start()
         stream.start()
+
+    def _retire(self, streams: list[JoinStream], channels: list[grpc.Channel]) -> None:
+        """A later stream has joined: these are ended. Runs in that one's thread."""
+        with self._lock:
+            self._streams = [each for each in self._streams if each not in streams]
+            self._channels = [each for each in self._channels if each not in channels]
+        while streams:
+            streams.pop().close()
+        while channels:
+            channels.pop().close()
 
     def report(self, records: Iterable[ProgressRecord]) -> None:
         """Queues records and returns; what waits too long gives way, steps and links first.
@@ -179,7 +221,7 @@ class CoordinationClient:
 
     def connected(self) -> bool:
         """Whether the join stream stands just now."""
-        return bool(self._streams) and self._streams[-1].connected
+        return any(stream.connected for stream in self._streams)
 
     def start_time_monotonic_s(self) -> float:
         """`time.monotonic()` at which the run began, as the runner says; else the coordinator.
@@ -200,9 +242,12 @@ class CoordinationClient:
         self._closing = True
         self._place_unplaced()
         taken = self._sender.close(flush_s=flush_s, finished=finished)
-        for stream in self._streams:
+        with self._lock:
+            streams, channels = list(self._streams), list(self._channels)
+        for stream in streams:
             stream.close()
-        self._channel.close()
+        for channel in channels:
+            channel.close()
         return taken
 
     def _known_version(self) -> int:

@@ -60,6 +60,10 @@ class ReportSender:
         """Begins to send."""
         self._thread.start()
 
+    def go_on_with(self, stub: coordination_pb2_grpc.CoordinationStub) -> None:
+        """The next attempt is made by that one; one that the change breaks off is made again."""
+        self._stub = stub
+
     def put(self, records: Iterable[ProgressRecord]) -> None:
         """Queues records; never waits for the network.
 
@@ -141,7 +145,7 @@ class ReportSender:
             reply = call.result()
         except grpc.FutureCancelledError:
             return Failure(None, "given up while closing")
-        except (grpc.RpcError, OSError) as error:
+        except (grpc.RpcError, OSError, ValueError) as error:  # ValueError: the channel was closed
             return failure_of(error)
         if reply.stop_reason:
             self._on_stop(reply.stop_reason)

@@ -1,13 +1,15 @@
 """Outgoing streams: dialling peers, again and again, and pulling their state.
 
-Called by `exchange`, on its loop. Each attempt has a channel of its own, so that it trusts only
-the authority of the site that it dials. Waits between attempts grow, with chance in them, so that
-workers that lost each other at once do not come back at once.
+Called by `exchange`, on its loop. Each connection has a channel of its own, so that it trusts only
+the authority of the site that it dials, and goes by the certificate of the moment. Waits between
+attempts grow, with chance in them, so that workers that lost each other at once do not come back
+at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -19,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import WorkerIdentity
-from dlion_api.wire.exchange_pb2 import Acknowledgement, PullStateRequest
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
 from dlion_worker.exchange.events import StateSnapshot
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 3.0
 WAIT_GROWTH = 1.6
+STANDS_WITHIN_S = 10.0
+"""A new connection to a peer that is linked; after that another one is tried."""
 
 LinkMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
 PullMethod = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
@@ -67,11 +71,33 @@ def open_channel(
     return grpc.aio.secure_channel(address, channel, options)
 
 
-class OutgoingStream:
-    """One stream to a peer, from dialling to its end."""
+class Connection:
+    """One call on a channel of its own."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        method: LinkMethod = channel.stream_stream(f"/{SERVICE}/Link")
+        self.call = method()
+
+    async def close(self) -> None:
+        """Ends both."""
+        self.call.cancel()
+        await self._channel.close()
+
+
+class OutgoingStream:
+    """One stream to a peer, from dialling to its end, over one connection after another.
+
+    It goes over between two frames: the last one on the old connection says so, and the peer reads
+    on from the new one. Nothing is lost, doubled or out of order, and the link stays up.
+    """
+
+    def __init__(self, link: Link, connection: Connection) -> None:
         self._link = link
+        self._reading = self._writing = connection
+        self._standing: Connection | None = None
+        """What the stream is to go over to."""
+        self._gone_over = asyncio.Event()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.opened = False
         self.last_sent_s = time.monotonic()
@@ -82,46 +108,69 @@ class OutgoingStream:
         if not self._ended.done():
             self._ended.set_result(reason)
 
-    async def run(self, channel: grpc.aio.Channel) -> None:
-        """Keeps the stream until it ends.
+    async def run(self) -> None:
+        """Keeps the stream until it ends; `close` is to follow.
 
         Raises:
             grpc.aio.AioRpcError: The peer or the network ended it.
             UnavailableError: We did.
             ContractError: The peer's acknowledgements are nonsense.
         """
-        method: LinkMethod = channel.stream_stream(f"/{SERVICE}/Link")
-        call = method()
         self._link.outgoing_began(self)
-        read = asyncio.create_task(self._read(call))
-        write = asyncio.create_task(self._write(call))
+        read = asyncio.create_task(self._read())
+        write = asyncio.create_task(self._write())
         try:
             await asyncio.wait((read, write, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if self._ended.done():
-                raise UnavailableError(self._ended.result())
             # Writing to a call that has ended only says that it has; reading says why.
             if write.done() and not isinstance(write.exception(), _CALL_ENDED):
                 write.result()
-            await asyncio.wait({read})
+            await asyncio.wait((read, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise UnavailableError(self._ended.result())
             read.result()
             raise UnavailableError("the peer ended the stream")
         finally:
             for task in (read, write):
                 task.cancel()
             await asyncio.gather(read, write, return_exceptions=True)
-            call.cancel()
-            del call, read, write, task  # or the exception keeps them, and they keep it
+            del read, write, task  # or the exception keeps them, and they keep it
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
-            assert isinstance(data, bytes)
-            now_s = time.monotonic()
-            self.opened = True
-            self.deadline.arrived(now_s)
-            self._link.acknowledged(_acknowledgement(data), now_s)
+    async def go_over(self, connection: Connection) -> None:
+        """Goes on over that connection, which stands, and closes the one before."""
+        self._standing = connection
+        self._gone_over.clear()
+        self._link.wake.set()
+        await self._gone_over.wait()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    async def close(self) -> None:
+        """Ends its connections; it goes over to none any more."""
+        for connection in {self._reading, self._writing, self._standing or self._writing}:
+            await connection.close()
+
+    async def _read(self) -> None:
         while True:
+            call = self._reading.call
+            while (data := await call.read()) is not grpc.aio.EOF:
+                assert isinstance(data, bytes)
+                now_s = time.monotonic()
+                self.opened = True
+                self.deadline.arrived(now_s)
+                self._link.acknowledged(_acknowledgement(data), now_s)
+            if self._reading is self._writing:
+                return
+            # All that we sent there has arrived: acknowledgements go on where our frames do.
+            await self._reading.close()
+            self._reading = self._writing
+            self._link.remade_count += 1
+            self._gone_over.set()
+
+    async def _write(self) -> None:
+        while True:
+            if self._standing is not None:
+                before, self._writing = self._writing, self._standing
+                self._standing = None
+                await before.call.write(Frame(last=True).SerializeToString())
+                await before.call.done_writing()
             now_s = time.monotonic()
             data = self._link.next_frame(now_s)
             if data is None:
@@ -129,7 +178,7 @@ class OutgoingStream:
                 await self._link.wake.wait()
             else:
                 self.last_sent_s = now_s
-                await call.write(data)
+                await self._writing.call.write(data)
 
 
 class Dialler:
@@ -143,7 +192,12 @@ class Dialler:
         self._credentials = credentials
         self._chance = chance
         self._last_report = ""
+        self._renewed = asyncio.Event()
         self.stream: OutgoingStream | None = None
+
+    def renew(self) -> None:
+        """The stream that stands is to go over to a connection with the newest certificate."""
+        self._renewed.set()
 
     async def run(self, *, after: asyncio.Task[None] | None = None) -> None:
         """Dials for ever; cancel it to stop. `after`: an earlier call, which is to end before."""
@@ -156,21 +210,27 @@ class Dialler:
             if dialling and await self._dial(self._link.target):
                 wait_s = FIRST_WAIT_S
             try:
-                jitter_s = wait_s * self._chance.uniform(0.5, 1.5)
-                await asyncio.wait_for(self._link.redial.wait(), jitter_s)
+                await asyncio.wait_for(self._link.redial.wait(), self._jittered(wait_s))
             except TimeoutError:
                 wait_s = min(wait_s * WAIT_GROWTH, LONGEST_WAIT_S)
 
+    def _jittered(self, wait_s: float) -> float:
+        return wait_s * self._chance.uniform(0.5, 1.5)
+
     async def _dial(self, address: str) -> bool:
         """Holds one stream until it ends; whether it ever was open."""
-        stream = self.stream = OutgoingStream(self._link)
+        stream = None
         reason = "closed"
         try:
-            channel = open_channel(address, self._link.peer, self._me, self._credentials)
+            self._renewed.clear()
+            stream = self.stream = OutgoingStream(self._link, self._connection(address))
+            renewing = asyncio.create_task(self._keep_renewed(stream, address))
             try:
-                await stream.run(channel)
+                await stream.run()
             finally:
-                await channel.close()
+                renewing.cancel()
+                await asyncio.wait({renewing})
+                await stream.close()
         except grpc.aio.AioRpcError as error:
             reason = self._judge(error, address)
         except UnavailableError as error:
@@ -181,9 +241,52 @@ class Dialler:
         finally:
             self.stream = None
             self._link.outgoing_ended(reason)
-        if stream.opened:
+        opened = stream is not None and stream.opened
+        if opened:
             self._last_report = ""
-        return stream.opened
+        return opened
+
+    def _connection(self, address: str) -> Connection:
+        return Connection(open_channel(address, self._link.peer, self._me, self._credentials))
+
+    async def _keep_renewed(self, stream: OutgoingStream, address: str) -> None:
+        """Takes that stream over to a new connection whenever it is told to; cancel it to stop.
+
+        The new one stands before the old one is closed. As long as it does not, the old one goes
+        on: its peer let it in.
+        """
+        wait_s = FIRST_WAIT_S
+        while True:
+            await self._renewed.wait()
+            self._renewed.clear()
+            connection = await self._standing(address)
+            if connection is not None:
+                await stream.go_over(connection)
+                wait_s = FIRST_WAIT_S
+                continue
+            self._renewed.set()
+            await asyncio.sleep(self._jittered(wait_s))
+            wait_s = min(wait_s * WAIT_GROWTH, LONGEST_WAIT_S)
+
+    async def _standing(self, address: str) -> Connection | None:
+        """A connection on which the peer waits for the stream to go over; None: not to be had."""
+        connection: Connection | None = None
+        stands = False
+        try:
+            connection = self._connection(address)
+            async with asyncio.timeout(STANDS_WITHIN_S):
+                with contextlib.suppress(grpc.aio.UsageError, asyncio.InvalidStateError):
+                    await connection.call.write(self._link.continuing_hello())
+                # Of a call that has ended, reading says why.
+                stands = await connection.call.read() is not grpc.aio.EOF
+        except grpc.aio.AioRpcError as error:
+            self._judge(error, address)
+        except (ContractError, UnavailableError, TimeoutError) as error:
+            logger.info("new connection to %s at %s: %r", self._link.peer.name, address, error)
+        finally:
+            if connection is not None and not stands:
+                await connection.close()
+        return connection if stands else None
 
     def _judge(self, error: grpc.aio.AioRpcError, address: str) -> str:
         """Why the stream ended, in words; what no retry will mend is reported, once."""

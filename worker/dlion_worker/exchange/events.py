@@ -90,3 +90,5 @@ class LinkState:
     """Gave way to newer ones, or were sent while the link was down."""
     wire_sent_bytes: int
     wire_received_bytes: int
+    remade_count: int = 0
+    """How often our stream has gone over to a new connection, without a break."""

@@ -32,7 +32,8 @@ from dlion_worker.exchange.deadline import HEARTBEAT_S
 from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot
 from dlion_worker.exchange.framing import check_outgoing
 from dlion_worker.exchange.links import Link, Links, Self, Surroundings
-from dlion_worker.exchange.service import ExchangeService, IncomingStream
+from dlion_worker.exchange.service import ExchangeService
+from dlion_worker.exchange.watching import watch
 from dlion_worker.exchange.window import QueueRule, levelled
 from dlion_worker.policies.interface import Message
 
@@ -170,6 +171,11 @@ class Exchange:
     def renew_links(self, reason: str) -> None:
         """Ends all links; they are opened anew, as after a restart."""
         self._call(self._links.break_off, reason)
+
+    def remake_links(self) -> None:
+        """Remakes all connections with the newest certificate, each before the old one goes: no
+        link goes down, and nothing on its way is lost."""
+        self._call(self._remake_links)
 
     def quarantine(self, peer: Rank, reason: str) -> None:
         """Refuses that peer until it is restarted: what it sends makes no sense."""
@@ -346,6 +352,10 @@ class Exchange:
         for link in self._links.by_rank.values():
             link.wake.set()
 
+    def _remake_links(self) -> None:
+        for dialler in self._diallers.values():
+            dialler.renew()
+
     def _quarantine(self, peer: Rank, reason: str) -> None:
         if (link := self._links.by_rank.get(peer)) is not None:
             link.quarantine(reason)
@@ -366,25 +376,10 @@ class Exchange:
             late_s = now_s - expected_s
             expected_s = now_s + TICK_S
             for rank, link in self._links.by_rank.items():
-                _watch(link, self._diallers[rank], now_s, late_s)
+                watch(link, self._diallers[rank], now_s, late_s)
 
 
 _SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
-
-
-def _watch(link: Link, dialler: Dialler, now_s: float, late_s: float) -> None:
-    """Looks after one link. `late_s`: for so long we ourselves stood still, and heard nobody."""
-    if (outgoing := dialler.stream) is not None:
-        if now_s - outgoing.last_sent_s >= HEARTBEAT_S:
-            link.outbox.heartbeat()
-            link.wake.set()
-        outgoing.deadline.excuse(late_s)
-        if outgoing.deadline.overdue(now_s):
-            outgoing.end(f"no acknowledgement: {outgoing.deadline.describe(now_s)}")
-    if isinstance(incoming := link.incoming, IncomingStream):
-        incoming.deadline.excuse(late_s)
-        if incoming.deadline.overdue(now_s):
-            incoming.end(incoming.deadline.describe(now_s))
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

@@ -338,6 +338,8 @@ class Inbox:
             raise ContractError(f"{len(data)} bytes that are not a frame") from error
         if frame.HasField("hello") and (frame.HasField("header") or frame.message):
             raise ContractError("a hello shares its frame with a message")
+        if frame.last and (frame.HasField("hello") or frame.HasField("header") or frame.message):
+            raise ContractError("a stream's last frame carries something")
         return frame
 
     def greeted(self, hello: Hello) -> None:

@@ -81,6 +81,7 @@ class Link:
         self.outgoing: Stream | None = None
         self.received_total = 0
         self.wire_received_bytes = 0
+        self.remade_count = 0
         self.wake = asyncio.Event()  # something may be sent
         self.redial = asyncio.Event()  # the address may have changed: dial at once
         self._changed = asyncio.Event()
@@ -178,6 +179,11 @@ class Link:
             self.incoming = None
             self.apply(self.handshake.inbound_closed(reason))
 
+    def incoming_goes_on(self, stream: Stream) -> None:
+        """The peer's stream has gone over to that one, without a break."""
+        self.incoming = stream
+        self._changed.set()
+
     def outgoing_began(self, stream: Stream) -> None:
         """We have dialled; the hello is the first frame that will leave."""
         self.outgoing = stream
@@ -232,6 +238,14 @@ class Link:
             return data
         return self.outbox.next_frame(now_s)
 
+    def continuing_hello(self) -> bytes:
+        """The first frame on a new connection that our stream is to go over to."""
+        hello = self._hello()
+        hello.continues = True
+        data = Frame(hello=hello).SerializeToString()
+        self.outbox.wire_sent_bytes += len(data)
+        return data
+
     def state(self) -> LinkState:
         """The link's counters."""
         box = self.outbox
@@ -247,6 +261,7 @@ class Link:
             dropped_messages=box.dropped_messages,
             wire_sent_bytes=box.wire_sent_bytes,
             wire_received_bytes=self.wire_received_bytes,
+            remade_count=self.remade_count,
         )
 
     def apply(self, outcome: Outcome) -> None:

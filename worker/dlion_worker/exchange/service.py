@@ -22,7 +22,13 @@ from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.wire import exchange_pb2
-from dlion_api.wire.exchange_pb2 import Frame, Hello, PullStateRequest, StateChunk
+from dlion_api.wire.exchange_pb2 import (
+    Acknowledgement,
+    Frame,
+    Hello,
+    PullStateRequest,
+    StateChunk,
+)
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
 from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot
@@ -109,7 +115,11 @@ class IncomingStream:
         self._inbox = Inbox(self._me.max_message_bytes, self._me.incarnation)
         self._heard = False
         self._acknowledge = asyncio.Event()
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = loop.create_future()
+        self._goes_on: asyncio.Future[None] = loop.create_future()
+        self.successor: IncomingStream | None = None
+        """What waits to go on where this one ends."""
         self.deadline = ArrivalDeadline(time.monotonic())
 
     def end(self, reason: str) -> None:
@@ -146,7 +156,7 @@ class IncomingStream:
         finally:
             for task in tasks:
                 task.cancel()
-            link.incoming_ended(self, reason)
+            self._gone(link, reason)
         return grpc.StatusCode.OK, reason
 
     async def _open(self) -> Link:
@@ -162,6 +172,9 @@ class IncomingStream:
         self._check(frame.hello)
         if not link.wanted:
             raise UnavailableError(f"rank {link.rank} is no neighbour of ours just now; try again")
+        if frame.hello.continues:
+            await self._wait_for_turn(link, frame.hello)
+            return link
         self._inbox.greeted(frame.hello)
         link.admit(frame.hello, self)
         self._hello = frame.hello
@@ -174,6 +187,57 @@ class IncomingStream:
                 f"protocol {hello.protocol}; allowed: {PROTOCOL}. Run the same release everywhere"
             )
 
+    async def _wait_for_turn(self, link: Link, hello: Hello) -> None:
+        """Stands beside the stream that the peer has, and returns when that has gone over to this.
+
+        Raises:
+            UnavailableError: There is no such stream, or it has ended in another way.
+        """
+        before = link.incoming
+        if not isinstance(before, IncomingStream) or not before.is_of(hello):
+            raise UnavailableError("there is no stream that this one could continue; try again")
+        if before.successor is not None:
+            before.successor.end("another connection has taken its place")
+        before.successor = self
+        try:
+            stands = Acknowledgement(epoch=hello.epoch, incarnation=self._me.incarnation)
+            await self._context.write(stands.SerializeToString())
+            waiting: set[asyncio.Future[Any]] = {self._goes_on, self._ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:  # gRPC cancels this very task where the connection breaks
+            if self._goes_on.done():
+                self._gone(link, "the connection to the peer broke")
+            raise
+        finally:
+            if before.successor is self:
+                before.successor = None
+        if not self._goes_on.done():
+            raise UnavailableError(self._ended.result())
+
+    def is_of(self, hello: Hello) -> bool:
+        """Whether the same incarnation of the same worker has opened this stream."""
+        return self._hello.incarnation == hello.incarnation
+
+    def _hand_over(self, link: Link) -> str:
+        """The peer sends no more here: what waits goes on with all that this one knows."""
+        successor, self.successor = self.successor, None
+        if successor is None:
+            return "the stream was to go on elsewhere, and nothing waits there"
+        link.incoming_goes_on(successor)
+        successor.go_on(self._hello, self._inbox, self.deadline, heard=self._heard)
+        return "the stream goes on elsewhere"
+
+    def go_on(self, hello: Hello, inbox: Inbox, deadline: ArrivalDeadline, *, heard: bool) -> None:
+        """It is this one's turn: so far the stream has come that it continues."""
+        self._hello, self._inbox, self.deadline, self._heard = hello, inbox, deadline, heard
+        self._acknowledge.set()
+        self._goes_on.set_result(None)
+
+    def _gone(self, link: Link, reason: str) -> None:
+        if self.successor is not None:
+            self.successor.end(reason)
+        link.incoming_ended(self, reason)
+
     async def _read(self, link: Link) -> str:
         while (data := await self._context.read()) is not grpc.aio.EOF:
             now_s = time.monotonic()
@@ -181,6 +245,8 @@ class IncomingStream:
             link.wire_received_bytes += len(data)
             data, payload = cut_payload(data)
             frame = self._inbox.parse(data)
+            if frame.last:
+                return self._hand_over(link)
             if frame.HasField("hello"):
                 self._greeted_again(link, frame)
             else:

@@ -1,4 +1,4 @@
-"""The keeper's certificate: asked for with its token, renewed when two thirds of its life are over.
+"""The keeper's certificate: asked for with its token, renewed when half of its life is over.
 
 Owns the key, which stays in memory. Called by `process`. A running server takes the new one at the
 next handshake; calls that are under way go on.
@@ -9,28 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 import grpc
-from cryptography import x509
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_worker.coordination import request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.keeper.config import KeeperConfig
 
 _LOG = logging.getLogger(__name__)
 
-RENEW_AT_FRACTION = 2 / 3
-BACKDATED_S = 600.0
-"""Certificates begin ten minutes before they are signed (design.md section 5)."""
 SOONEST_RENEWAL_S = 1.0
 
 
 class KeeperCertificate:
     """The newest credentials, and the loop that renews them."""
 
-    def __init__(self, config: KeeperConfig) -> None:
+    def __init__(self, config: KeeperConfig, renewed: Callable[[], None]) -> None:
+        """`renewed` hears of a certificate that takes the place of one half of whose life is over,
+        so that connections are to be remade; it must not block."""
         self._config = config
+        self._told = renewed
         self._stopped = threading.Event()
         self._credentials: WorkerCredentials | None = None
         self._is_news = False
@@ -80,11 +81,16 @@ class KeeperCertificate:
 
     async def renew(self) -> None:
         """Renews until it is cancelled or stopped. A refusal is logged; the old one stands."""
+        remade_s = time.monotonic()
         while self.enabled and not self._stopped.is_set():
+            due_s = self._due_s()
             await asyncio.sleep(self._renewal_s())
             try:
                 await self.obtain()
-                _LOG.info("certificate renewed")
+                if time.monotonic() >= remade_s + due_s:
+                    remade_s = time.monotonic()
+                    _LOG.info("certificate renewed")
+                    self._told()
             except (ContractError, UnavailableError) as error:
                 _LOG.error("certificate not renewed: %s", error)
                 await asyncio.sleep(60)
@@ -96,9 +102,8 @@ class KeeperCertificate:
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         self._is_news = False
         credentials = self.credentials()
-        assert credentials.key is not None
         return grpc.ssl_server_certificate_configuration(
-            [(credentials.key.pem(), credentials.certificate_chain_pem)],
+            [credentials.shown()],
             root_certificates=b"\n".join(credentials.site_bundles_pem.values()),
         )
 
@@ -107,7 +112,8 @@ class KeeperCertificate:
         return self._configuration() if self._is_news else None
 
     def _renewal_s(self) -> float:
-        """From its length, not from this machine's wall clock: it was signed just now."""
-        certificate = x509.load_pem_x509_certificates(self.credentials().certificate_chain_pem)[0]
-        life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-        return max(SOONEST_RENEWAL_S, RENEW_AT_FRACTION * life.total_seconds() - BACKDATED_S)
+        return self._due_s()
+
+    def _due_s(self) -> float:
+        _, chain_pem = self.credentials().shown()
+        return max(SOONEST_RENEWAL_S, renewal_due_s(chain_pem))

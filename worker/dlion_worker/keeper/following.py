@@ -31,6 +31,7 @@ class Follower:
         self._recorder = recorder
         self._caller = Caller(config.job.key, config.identity, Path(config.token_path))
         self._ended = threading.Event()
+        self._is_remade = False
         self._call: grpc.Call | None = None
         self._last_message = ""
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
@@ -39,6 +40,14 @@ class Follower:
         """Begins to follow, unless the run is over."""
         if not self._recorder.is_over:
             self._thread.start()
+
+    def remake(self) -> None:
+        """Goes on from where it is over a new connection: the coordinator shows its newest
+        certificate there, and keeps the records meanwhile.
+        """
+        self._is_remade = True
+        if (call := self._call) is not None:
+            call.cancel()
 
     def close(self) -> None:
         """Nothing is recorded any more when this returns."""
@@ -52,6 +61,9 @@ class Follower:
         backoff = Backoff(random.random)
         while not self._ended.is_set() and not self._recorder.is_over:
             message = self._follow(backoff)
+            if self._is_remade:
+                self._is_remade = False
+                continue
             if message and message != self._last_message and not self._ended.is_set():
                 _LOG.warning("no records from the coordinator, trying again: %s", message)
                 self._last_message = message

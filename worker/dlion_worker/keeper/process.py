@@ -54,18 +54,18 @@ def run(config: KeeperConfig) -> None:
     follower = Follower(config, recorder)
     try:
         follower.start()
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, follower))
     finally:
         follower.close()
         recorder.close()
 
 
-async def _serve(config: KeeperConfig) -> None:
+async def _serve(config: KeeperConfig, follower: Follower) -> None:
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-    certificate = KeeperCertificate(config)
+    certificate = KeeperCertificate(config, follower.remake)
     obtaining = asyncio.create_task(certificate.obtain())
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({obtaining, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -58,8 +58,9 @@ class KeeperClient:
         self._job = job
         self._worker = worker
         self._incarnation = incarnation
-        self._channel = _channel(address, KeeperIdentity(worker.site), job, credentials)
-        self._stub = keeping_pb2_grpc.KeepingStub(self._channel)  # type: ignore[no-untyped-call]
+        self._address = address
+        self._credentials = credentials
+        self._connect()
         self._lock = threading.Lock()
         self._closed = False
         self._call: Any = None
@@ -79,7 +80,7 @@ class KeeperClient:
             broken: list[OSError] = []
             try:
                 call = self._begin(
-                    self._stub.Put.future(self._put_chunks(path, file, total_bytes, broken))
+                    self._newest().Put.future(self._put_chunks(path, file, total_bytes, broken))
                 )
                 return int(call.result().kept_bytes)
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
@@ -97,7 +98,7 @@ class KeeperClient:
         target.parent.mkdir(parents=True, exist_ok=True)
         call = None
         try:
-            call = self._begin(self._stub.Get(request))
+            call = self._begin(self._newest().Get(request))
             with fresh.open("wb") as file:
                 arrival = None
                 for chunk in call:
@@ -125,6 +126,20 @@ class KeeperClient:
         if call is not None:
             call.cancel()
         self._channel.close()
+
+    def _connect(self) -> None:
+        keeper = KeeperIdentity(self._worker.site)
+        self._renewals = self._credentials.renewals
+        self._channel = _channel(self._address, keeper, self._job, self._credentials)
+        self._stub = keeping_pb2_grpc.KeepingStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _newest(self) -> keeping_pb2_grpc.KeepingStub:
+        """On a connection that goes by the newest certificate. There is one call at a time."""
+        with self._lock:
+            if self._renewals != self._credentials.renewals and not self._closed:
+                self._channel.close()
+                self._connect()
+        return self._stub
 
     def _begin(self, call: Any) -> Any:
         with self._lock:

@@ -45,6 +45,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
         self._verified: dict[Rank, bytes] = {}
+        self._verified_by = credentials.site_bundles_pem
 
     async def Share(  # noqa: N802 - gRPC's name
         self, request: measuring_pb2.CapacityShare, context: Context
@@ -90,6 +91,9 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         if not self._credentials.enabled:
             return
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+        if self._verified_by is not self._credentials.site_bundles_pem:
+            self._verified_by = self._credentials.site_bundles_pem
+            self._verified.clear()
         if self._verified.get(identity.rank) != shown:  # once per certificate, not per call
             self._credentials.check_peer(shown, identity, self._key)
             self._verified[identity.rank] = shown

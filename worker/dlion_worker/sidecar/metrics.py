@@ -32,6 +32,7 @@ class Reading:
     iteration_s: float
     trainer_connected: bool
     refused: int
+    renewals: int
     node: NodeFacts
 
 
@@ -93,6 +94,11 @@ class SidecarMetrics(Collector):
         )
         yield self._counter(
             "dlion_refused_measurements", "Messages of peers' sidecars refused.", reading.refused
+        )
+        yield self._counter(
+            "dlion_certificate_renewals",
+            "Certificates that have taken the place of the first.",
+            reading.renewals,
         )
 
     def _links(self, directive: Directive | None) -> Iterator[Metric]:

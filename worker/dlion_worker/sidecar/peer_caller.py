@@ -7,10 +7,10 @@ when there is news. Decides nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,7 +20,7 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Member
 from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
-from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
 from dlion_worker.sidecar.peer_words import (
     PROBE_CHUNK_BYTES,
@@ -38,13 +38,21 @@ PROBE_S = 20.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 
 
-@dataclass
 class _Link:
-    address: str
-    channel: grpc.aio.Channel
-    stub: Any  # generated without types
-    news: asyncio.Event
-    task: asyncio.Task[None] | None = None
+    """One peer's connection and what keeps it."""
+
+    def __init__(self, member: Member, address: str) -> None:
+        self.member = member
+        self.address = address
+        self.news = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.channel: grpc.aio.Channel | None = None
+        """None: not yet, as its site's authority is not known."""
+
+    def connect(self, channel: grpc.aio.Channel, renewals: int) -> None:
+        """Calls go over that channel from now on, by the certificate of that renewal."""
+        self.channel, self.renewals = channel, renewals
+        self.stub: Any = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
 
 
 class PeerCaller:
@@ -66,6 +74,7 @@ class PeerCaller:
         self._by_gateway = by_gateway
         self._credentials, self._dial = credentials, dial
         self._links: dict[Rank, _Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def set_peers(self, members: Iterable[Member]) -> None:
         """Calls those peers from now on, and no others."""
@@ -89,8 +98,8 @@ class PeerCaller:
             makes no sense.
         """
         link = self._links.get(member.identity.rank)
-        if link is None:
-            raise UnavailableError(f"sidecar of worker {member.identity.rank}: no address yet")
+        if link is None or link.channel is None:
+            raise UnavailableError(f"sidecar of worker {member.identity.rank}: no connection yet")
         try:
             result = await link.stub.Probe(self._train(), timeout=PROBE_S)
         except grpc.aio.AioRpcError as error:
@@ -107,12 +116,15 @@ class PeerCaller:
     async def close(self) -> None:
         """Ends all calls."""
         tasks = [link.task for link in self._links.values() if link.task is not None]
-        channels = [link.channel for link in self._links.values()]
+        channels = [link.channel for link in self._links.values() if link.channel is not None]
         for rank in list(self._links):
             self._drop(rank)
         await asyncio.gather(*tasks, return_exceptions=True)
         for channel in channels:
             await channel.close()
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _address(self, member: Member) -> str:
         return self._dial(member.identity.rank) or member.measuring_address
@@ -122,12 +134,27 @@ class PeerCaller:
         return name(self._job)
 
     def _add(self, member: Member) -> None:
-        rank, address = member.identity.rank, self._address(member)
-        channel = self._channel(member, address)
-        stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
-        link = _Link(address, channel, stub, asyncio.Event())
+        rank = member.identity.rank
+        link = _Link(member, self._address(member))
+        with contextlib.suppress(UnknownAuthorityError):  # said when the peer is told, and retried
+            self._connect(link)  # at once: the first probe does not wait
         link.task = asyncio.create_task(self._keep_telling(rank, link), name=f"peer {rank}")
         self._links[rank] = link
+
+    def _connect(self, link: _Link) -> None:
+        renewals = self._credentials.renewals
+        link.connect(self._channel(link.member, link.address), renewals)
+
+    def _renew(self, link: _Link) -> None:
+        """Goes over to a connection by the newest certificate; a call under way on the one before
+        comes to its end. Raises: UnknownAuthorityError."""
+        before = link.channel
+        self._connect(link)
+        if before is None:
+            return
+        closing = asyncio.create_task(before.close(grace=PROBE_S))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def _channel(self, member: Member, address: str) -> grpc.aio.Channel:
         options = [
@@ -155,15 +182,18 @@ class PeerCaller:
                     await self._tell(rank, link)
                     retry_s = FIRST_RETRY_S
                     await _until(link.news, _jittered(REGULAR_S))
-                except (grpc.aio.AioRpcError, ContractError) as error:
+                except (grpc.aio.AioRpcError, ContractError, UnknownAuthorityError) as error:
                     text = _told(rank, error) if isinstance(error, grpc.aio.AioRpcError) else error
                     _LOG.log(logging.INFO if retry_s < LAST_RETRY_S else logging.DEBUG, "%s", text)
                     await asyncio.sleep(_jittered(retry_s))
                     retry_s = min(LAST_RETRY_S, 2 * retry_s)
         finally:
-            await link.channel.close()
+            if link.channel is not None:
+                await link.channel.close()
 
     async def _tell(self, rank: Rank, link: _Link) -> None:
+        if link.channel is None or link.renewals != self._credentials.renewals:
+            self._renew(link)
         said = to_wire(self._worker.own(), self._job, self._worker.incarnation())
         answer: measuring_pb2.CapacityShare = await link.stub.Share(said, timeout=ANSWER_S)
         try:

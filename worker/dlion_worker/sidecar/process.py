@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
-from cryptography import x509
-
 from dlion_api.addresses import joined
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.local_messages import SidecarRecord, TrainerRecord
@@ -23,8 +21,8 @@ from dlion_api.measurements import Capacity, Directive, MeasuringEndpoint, Peers
 from dlion_api.spec import Job
 from dlion_api.trust import trust_print
 from dlion_api.worker_config import WorkerConfig
-from dlion_worker.coordination.signing import request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.coordination.signing import SignedCertificate, request_certificate
+from dlion_worker.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.director import Director
 from dlion_worker.sidecar.local_server import LocalServer
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
@@ -35,10 +33,6 @@ from dlion_worker.sidecar.peer_caller import PeerCaller
 _LOG = logging.getLogger(__name__)
 
 PROBE_TICK_S = 1.0
-RENEW_AT_FRACTION = 2 / 3
-BACKDATED_S = 600.0
-"""Certificates begin ten minutes before they are signed (design.md section 5)."""
-
 PORT_FILE = "measuring-port"
 """A sidecar that restarts takes the same port again: its peers need not hear of it."""
 
@@ -56,6 +50,8 @@ class Sidecar:
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerCaller | None = None
         self._refused = 0
+        self._credentials = WorkerCredentials.insecure()
+        """Until there is a certificate, where there is to be one."""
         self._trust = ""
         """By which bundles the trainer knows peers; empty: it has not told."""
         self._told: Capacity | None = None
@@ -129,21 +125,29 @@ class Sidecar:
     # ---- peers ---------------------------------------------------------------------------------
 
     async def _measure(self, stopped: asyncio.Event) -> None:
-        """Serves and calls peers, with a fresh certificate whenever two thirds of one are over, or
+        """Serves and calls peers, with a fresh certificate whenever half of one's life is over, or
         the trainer says that other bundles hold."""
-        while not stopped.is_set():
-            credentials = await self._credentials(stopped)
-            if credentials is None:
+        if self._job.spec.tls.mode != "Disabled":
+            first = await self._signed(stopped)
+            if first is None:
                 return
-            # What the trainer says once more is no news: it may be behind, or ahead.
-            current = {"", trust_print(credentials.site_bundles_pem), self._trust}
-            async with self._connected(credentials):
+            key, signed = first
+            self._credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+        credentials = self._credentials
+        async with self._connected(credentials):
+            while not stopped.is_set():
+                # What the trainer says once more is no news: it may be behind, or ahead.
+                current = {"", trust_print(credentials.site_bundles_pem), self._trust}
                 await self._probe_until(stopped, _renewal_s(credentials), current)
+                if (renewed := await self._signed(stopped)) is not None:
+                    key, signed = renewed
+                    credentials.trust(signed.site_bundles_pem)
+                    credentials.renew(key, signed.chain_pem)
 
-    async def _credentials(self, stopped: asyncio.Event) -> WorkerCredentials | None:
-        """None: stopped before the coordinator answered."""
-        if self._job.spec.tls.mode == "Disabled":
-            return WorkerCredentials.insecure()
+    async def _signed(self, stopped: asyncio.Event) -> tuple[WorkerKey, SignedCertificate] | None:
+        """A new key and its certificate; None: stopped before the coordinator answered."""
+        if stopped.is_set():
+            return None
         key = WorkerKey()
         try:
             signed = await asyncio.to_thread(
@@ -159,7 +163,7 @@ class Sidecar:
             if stopped.is_set():
                 return None
             raise
-        return WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+        return key, signed
 
     @contextlib.asynccontextmanager
     async def _connected(self, credentials: WorkerCredentials) -> AsyncIterator[None]:
@@ -259,17 +263,11 @@ class Sidecar:
             iteration_s=director.links.iteration_s(),
             trainer_connected=self._local.connected(),
             refused=self._refused,
+            renewals=self._credentials.renewals,
             node=read_node_facts(),
         )
 
 
 def _renewal_s(credentials: WorkerCredentials) -> float | None:
-    """Seconds until the certificate has lived two thirds of its life; None without one.
-
-    Reckoned from its length, not from this machine's wall clock: it was signed just now.
-    """
-    if not credentials.enabled:
-        return None
-    certificate = x509.load_pem_x509_certificates(credentials.certificate_chain_pem)[0]
-    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    return RENEW_AT_FRACTION * life.total_seconds() - BACKDATED_S
+    """Seconds until a certificate that was signed just now is to be replaced; None without one."""
+    return renewal_due_s(credentials.shown()[1]) if credentials.enabled else None

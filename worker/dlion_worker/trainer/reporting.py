@@ -155,6 +155,7 @@ class Reporter:
             bandwidth_bytes_per_s=directive.bandwidth_bytes_per_s.get(peer) if directive else None,
             dropped_messages=state.dropped_messages,
             connected=state.connected,
+            remade_count=state.remade_count,
         )
 
 

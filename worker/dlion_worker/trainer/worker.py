@@ -6,23 +6,20 @@ finishing. Called by `__main__` alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
-from dlion_api.names import Rank, SiteName
+from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker import policies
 from dlion_worker.coordination import CoordinationClient, next_incarnation
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule, StateSnapshot
-from dlion_worker.kept_credentials import keep_credentials, keep_trust, kept_credentials
 from dlion_worker.policies.catalogue import (
     all_update_together,
     has_barrier,
@@ -38,6 +35,7 @@ from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.loop import Parts, TrainingLoop
 from dlion_worker.trainer.neighbourhood import Neighbourhood
 from dlion_worker.trainer.probing import untouched
+from dlion_worker.trainer.renewing import Renewing, first_credentials
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.saving import Saving
@@ -90,7 +88,13 @@ class Worker:
             parts say.
         """
         self._load()
-        credentials = self._credentials()
+        credentials = first_credentials(
+            self._config,
+            self._job,
+            self._coordination,
+            came_back=self._came_back,
+            interrupted=self._is_interrupted,
+        )
         self._saving.open(self._job.key, self._identity, self._incarnation, credentials)
         self._closing.callback(self._saving.close)
         if self._saving.take_up(came_back=self._came_back):
@@ -106,9 +110,7 @@ class Worker:
                     take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
                 self._saving.wait_for_last()
                 return reason
-            self._reporter.event(
-                EventReason.TRAINING_STOPPED, reason, iteration=self._progress.iteration
-            )
+            self._report(EventReason.TRAINING_STOPPED, reason, warning=False)
             self._saving.save()
         self._finish(reason)
         return reason
@@ -220,33 +222,21 @@ class Worker:
     def _queue_rule(self) -> QueueRule:
         return QueueRule.KEEP if messages_must_arrive(self._job.spec) else QueueRule.NEWEST
 
-    def _credentials(self) -> WorkerCredentials:
-        if self._job.spec.tls.mode == "Disabled":
-            return WorkerCredentials.insecure()
-        if self._came_back:
-            kept = kept_credentials(self._config.state_dir, self._job.key)
-            if kept is not None:
-                return kept
-        key = WorkerKey()
-        try:
-            signed = self._coordination.sign(
-                key.csr_pem(), "trainer", stopped=lambda: self._is_interrupted()
-            )
-        except UnavailableError as error:
-            raise Interrupted(str(error)) from error
-        credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
-        keep_credentials(self._config.state_dir, self._job.key, credentials)
-        return credentials
-
     def _join(self, credentials: WorkerCredentials) -> None:
-        def trust(site_bundles_pem: Mapping[SiteName, bytes]) -> None:
-            if credentials.trust(site_bundles_pem):
-                keep_trust(self._config.state_dir, self._job.key, credentials)
-                self._companions.tell_sidecar()
-
-        self._coordination.join(
-            self._exchange.address, self._sidecar.endpoint(), self._members_changed, trust
+        renewing = Renewing(
+            self._config,
+            self._job.key,
+            credentials=credentials,
+            coordination=self._coordination,
+            remake_links=self._exchange.remake_links,
+            trust_changed=self._companions.tell_sidecar,
+            report=self._report,
         )
+        self._coordination.join(
+            self._exchange.address, self._sidecar.endpoint(), self._members_changed, renewing.trust
+        )
+        self._closing.callback(renewing.close)
+        renewing.start()
         self._reporter.event(
             EventReason.WORKER_READY, f"incarnation {self._incarnation} is ready to train"
         )
@@ -359,6 +349,10 @@ class Worker:
 
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
+
+    def _report(self, reason: EventReason, message: str, warning: bool) -> None:
+        iteration = self._progress.iteration
+        self._reporter.event(reason, message, iteration=iteration, warning=warning)
 
     def _evaluated(self, result: Evaluated) -> None:
         self._reporter.evaluation(result, final=False)

@@ -1,0 +1,62 @@
+"""What it costs a run that its certificates are renewed and its connections remade.
+
+    python benchmarks/renewals.py [--life 120] [--times 4]
+
+A worker at each of two sites trains in lock step, with keepers, coordinators and federation, and
+certificates that live so many seconds, until every connection has been remade so many times: links,
+measuring, workers and keepers to their coordinators, operator to operator. Printed: how often each
+was, and each worker's longest iteration beside its median. Exit code 1 where an iteration is lost
+(done twice, left out, or longer than twice its worker's median), a link goes down, replicas part,
+or a warning is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from renewed_run import RenewedRun, renewed_run  # noqa: E402
+
+BATCH = 4096
+"""Samples of both workers together: a step then takes some tenths of a second, beside which a
+moment in which the machine does something else is short."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--life", type=float, default=120.0, help="of a certificate, seconds (120)")
+    parser.add_argument("--times", type=int, default=4, help="that each is to be remade (4)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dlion-renewals-") as folder:
+        life = timedelta(seconds=options.life)
+        run = renewed_run(Path(folder), life=life, times=options.times, batch=BATCH)
+    print(f"certificates of {options.life:g} s, {run.seconds:.0f} s\n")
+    print("| connection | remade |\n|---|---|")
+    print("\n".join(f"| {name} | {count} |" for name, count in run.remade.items()))
+    print("\n| worker | iterations | median | longest | longer than two medians | lost |")
+    print("|---|---|---|---|---|---|")
+    for rank, loss in run.losses.items():
+        print(
+            f"| {rank} | {loss.iterations} | {loss.median_s * 1e3:.0f} ms |"
+            f" {loss.longest_s * 1e3:.0f} ms | {len(loss.slow)} | {len(loss.discarded)} |"
+        )
+    print(f"\nequal weights after {run.compared - run.parted} of {run.compared} iterations")
+    for warning in run.warnings:
+        print(warning)
+    sys.exit(0 if within(run) else 1)
+
+
+def within(run: RenewedRun) -> bool:
+    """Whether nothing was lost."""
+    kept = all(loss.at_most_one for loss in run.losses.values())
+    return kept and not (run.warnings or run.parted or run.lines_down or run.dropped_messages)
+
+
+if __name__ == "__main__":
+    main()

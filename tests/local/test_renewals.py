@@ -1,0 +1,37 @@
+"""Facts: where certificates live for seconds, every connection of a run over two sites is remade by
+the next one, four times and more: both links, the sidecars' measuring, workers and keepers to their
+coordinators, operator to operator. Nobody loses an iteration, no link goes down, nothing is told as
+a warning, and the replicas, in lock step, stay equal.
+
+Real processes of workers, sidecars and keepers, real operators' parts, mutual TLS, on loopback.
+`benchmarks/renewals.py` shows the same with lives of two minutes, and how long iterations took.
+Left out: what is on its way when a connection changes (test_renewed_links.py).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from renewed_run import renewed_run
+
+LIFE = timedelta(seconds=16)
+TIMES = 4
+
+
+@pytest.mark.timeout(300)
+def test_every_connection_is_remade_and_no_iteration_lost(tmp_path: Path) -> None:
+    run = renewed_run(tmp_path, life=LIFE, times=TIMES)
+    print(f"{run.seconds:.0f} s: {run.remade}")
+    assert len(run.remade) == 12
+    assert min(run.remade.values()) >= TIMES
+    assert run.warnings == ()
+    assert run.dropped_messages == 0
+    assert run.lines_down == 0
+    for loss in run.losses.values():
+        assert loss.iterations > 100
+        assert loss.discarded == ()
+    assert run.compared > 100
+    assert run.parted == 0

@@ -1,0 +1,238 @@
+"""Facts: while messages of both lanes cross both ways, every connection of a link is remade again
+and again, with a new certificate each time, and nothing is lost, doubled or out of order; no link
+goes down. Where the new connection breaks half way, or the peer will not have it, the link goes on
+or goes down as any does, and comes back. Real TLS over loopback.
+
+Left out: who renews certificates and when (test_renewals.py); hostile streams (tests/fuzz).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+
+from dlion_api.names import Rank
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.exchange import LinkDown, LinkState, LinkUp
+from dlion_worker.exchange.client import Dialler, open_channel
+from dlion_worker.exchange.framing import PROTOCOL
+from dlion_worker.exchange.links import Link, Self
+from dlion_worker.exchange.service import SERVICE, IncomingStream
+from dlion_worker.exchange.window import QueueRule
+from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from linked_workers import (
+    JOB,
+    PLANT_A,
+    PLANT_B,
+    Worker,
+    credentials,
+    identity,
+    introduce,
+    until,
+)
+
+A, B = identity(0), identity(1, PLANT_B)
+TO_A, TO_B = Rank(0), Rank(1)
+AUTHORITIES = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+
+
+def renewed(worker: Worker) -> None:
+    """Gives that worker a new certificate, as its coordinator would, and has its links remade."""
+    key, proof = WorkerKey(), worker.exchange._config.credentials
+    proof.renew(key, AUTHORITIES[worker.who.site].sign(key.csr_pem(), worker.who, JOB))
+    worker.exchange.remake_links()
+
+
+def states(worker: Worker) -> list[LinkState]:
+    return list(worker.exchange.link_states().values())
+
+
+def remade(worker: Worker) -> int:
+    (state,) = states(worker)
+    return state.remade_count
+
+
+@pytest.fixture
+def linked() -> Iterator[tuple[Worker, Worker]]:
+    pair = Worker(A, credentials(A, AUTHORITIES)), Worker(B, credentials(B, AUTHORITIES))
+    introduce(*pair)
+    for worker in pair:
+        worker.wait_for(LinkUp)
+    yield pair
+    for worker in pair:
+        worker.exchange.close()
+
+
+def payload(iteration: int, size: int) -> bytes:
+    return iteration.to_bytes(4, "little") + os.urandom(size)
+
+
+def taken(worker: Worker, count: int) -> list[Message]:
+    """That many messages in the order in which they arrived; the link must not have gone down."""
+    messages = []
+    while len(messages) < count:
+        event = worker.events.get(timeout=20)
+        assert isinstance(event, MessageArrived), event
+        messages.append(event.message)
+    return messages
+
+
+def test_nothing_is_lost_while_connections_are_remade(linked: tuple[Worker, Worker]) -> None:
+    a, b = linked
+    rounds, each = 5, 40
+    sent: dict[MessageKind, list[bytes]] = {MessageKind.GRADIENT: [], MessageKind.WEIGHTS: []}
+    for worker, to in ((a, TO_B), (b, TO_A)):
+        worker.exchange.set_budgets({to: 400_000})  # so that much waits while connections change
+    for count in range(1, rounds + 1):
+        for number in range(each):
+            kind = MessageKind.WEIGHTS if number % 20 == 0 else MessageKind.GRADIENT
+            content = payload(number, 300_000 if kind is MessageKind.WEIGHTS else 40_000)
+            sent[kind].append(content)
+            for worker, to in ((a, TO_B), (b, TO_A)):
+                worker.exchange.send(to, Message(kind, count, payload=content))
+        for worker in linked:
+            renewed(worker)
+        for worker in linked:
+            until(lambda worker=worker, count=count: remade(worker) == count)
+        # A link is given up where more waits than this and the next round's.
+        until(lambda: not any(state.queued_bytes for w in linked for state in states(w)))
+    for worker in linked:
+        got = taken(worker, rounds * each)
+        for kind, contents in sent.items():
+            assert [bytes(m.payload) for m in got if m.kind is kind] == contents
+        (state,) = states(worker)
+        assert state.connected
+        assert state.dropped_messages == 0
+    until(lambda: all(not s.unacknowledged_bytes for w in linked for s in states(w)))
+    assert all(worker.events.empty() for worker in linked)
+
+
+def test_a_remade_connection_shows_the_new_certificate(
+    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = linked
+    shown: list[bytes | None] = []
+    check = WorkerCredentials.check_peer
+
+    def checked(self: WorkerCredentials, certificate_pem: bytes | None, *more: Any) -> None:
+        shown.append(certificate_pem)
+        check(self, certificate_pem, *more)
+
+    monkeypatch.setattr(WorkerCredentials, "check_peer", checked)
+    renewed(a)
+    until(lambda: remade(a) == 1)
+    (certificate_pem,) = shown
+    assert certificate_pem is not None
+    _, chain_pem = a.exchange._config.credentials.shown()
+    assert x509.load_pem_x509_certificate(certificate_pem) == x509.load_pem_x509_certificate(
+        chain_pem
+    )
+    assert remade(b) == 0
+
+
+def both_down_and_up_again(pair: tuple[Worker, Worker]) -> None:
+    for worker in pair:
+        worker.wait_for(LinkDown)
+    for worker in pair:
+        worker.wait_for(LinkUp)
+    for worker, other, to in ((*pair, TO_B), (*reversed(pair), TO_A)):
+        content = payload(1, 1000)
+        worker.exchange.send(to, Message(MessageKind.GRADIENT, 1, payload=content))
+        assert bytes(other.wait_for(MessageArrived).message.payload) == content
+
+
+def test_a_break_half_way_is_a_link_that_goes_down_and_comes_back(
+    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = linked
+    waits = IncomingStream._wait_for_turn
+
+    async def breaks_meanwhile(self: IncomingStream, link: Link, hello: Hello) -> None:
+        monkeypatch.setattr(IncomingStream, "_wait_for_turn", waits)
+        link.break_off("it breaks just now")
+        await waits(self, link, hello)
+
+    monkeypatch.setattr(IncomingStream, "_wait_for_turn", breaks_meanwhile)
+    renewed(a)
+    both_down_and_up_again((a, b))
+    renewed(a)
+    until(lambda: remade(a) == 1)
+
+
+def test_a_peer_that_takes_the_last_frame_and_not_what_follows_loses_the_link(
+    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = linked
+    hand_over = IncomingStream._hand_over
+
+    def forgets(self: IncomingStream, link: Link) -> str:
+        monkeypatch.setattr(IncomingStream, "_hand_over", hand_over)
+        assert self.successor is not None
+        self.successor.end("its connection has broken")
+        self.successor = None
+        return hand_over(self, link)
+
+    monkeypatch.setattr(IncomingStream, "_hand_over", forgets)
+    renewed(a)
+    both_down_and_up_again((a, b))
+
+
+def test_the_old_connection_serves_until_a_new_one_stands(
+    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = linked
+    reached = threading.Event()
+    target = a.exchange._diallers[TO_B]._connection
+
+    def to_nowhere(self: Dialler, address: str) -> Any:
+        reached.set()
+        return target("127.0.0.1:1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dialler, "_connection", to_nowhere)
+        renewed(a)
+        assert reached.wait(20)
+        for number in range(20):
+            a.exchange.send(TO_B, Message(MessageKind.GRADIENT, 1, payload=payload(number, 50_000)))
+        assert len(taken(b, 20)) == 20
+        assert remade(a) == 0
+    until(lambda: remade(a) == 1)
+    assert a.events.empty()
+
+
+async def first_words(port_of: Worker, proof: WorkerCredentials, *frames: Frame) -> Any:
+    """What worker B of that address and certificate hears who dials and says this."""
+    me = Self(JOB, B, 1, QueueRule.KEEP, 64, 2**20)
+    async with open_channel(port_of.exchange.address, A, me, proof) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/Link")()
+        for frame in frames:
+            await call.write(frame.SerializeToString())
+        async with asyncio.timeout(20):
+            data = await call.read()
+        return Acknowledgement.FromString(data)
+
+
+def test_a_stream_that_continues_nothing_is_refused() -> None:
+    a, proof = Worker(A, credentials(A, AUTHORITIES)), credentials(B, AUTHORITIES)
+    try:
+        b = Worker(B, proof)
+        introduce(a, b)
+        b.exchange.close()
+        until(lambda: not states(a)[0].connected)
+        hello = Hello(run=str(JOB), rank=1, incarnation=1, protocol=PROTOCOL, epoch=1)
+        hello.continues = True
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            asyncio.run(first_words(a, proof, Frame(hello=hello)))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no stream that this one could continue" in str(raised.value.details())
+    finally:
+        a.exchange.close()

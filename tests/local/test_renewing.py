@@ -1,0 +1,155 @@
+"""Facts: a worker's certificate is replaced again and again at half of its life, its links are told
+each time, the newest one is kept on disk, and the worker stays joined all along on connections that
+are remade; what it reports arrives once. With the coordinator away, or refusing, it says so and
+goes on with what it has, and renews when that is back.
+
+Real coordinator and client, mutual TLS. Left out: links (test_renewed_links.py), whole runs
+(test_renewals.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.progress import EventRecord
+from dlion_api.reasons import EventReason
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.coordination import CoordinationClient
+from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.kept_credentials import kept_credentials
+from dlion_worker.trainer.renewing import Renewing, first_credentials
+from linked_workers import until
+from local_run import job_document
+from pod_run import PodRun, pod_run
+
+LIFE = timedelta(seconds=6)
+
+
+@dataclass
+class Renewed:
+    """One worker that renews, and what it has heard."""
+
+    run: PodRun
+    config: WorkerConfig
+    client: CoordinationClient
+    credentials: WorkerCredentials = field(init=False)
+    links: list[bytes] = field(default_factory=list)
+    told: list[tuple[EventReason, str, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.credentials = first_credentials(
+            self.config, self.run.job, self.client, came_back=False, interrupted=lambda: False
+        )
+        self.renewing = Renewing(
+            self.config,
+            self.run.job.key,
+            credentials=self.credentials,
+            coordination=self.client,
+            remake_links=lambda: self.links.append(self.credentials.shown()[1]),
+            trust_changed=lambda: None,
+            report=lambda *told: self.told.append(told),
+        )
+        self.client.join("127.0.0.1:1", "", lambda _: None, self.renewing.trust)
+
+    def reasons(self) -> list[EventReason]:
+        """Of what it has told."""
+        return [reason for reason, *_ in self.told]
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self.renewing.close()
+        self.client.close()
+
+
+def config(run: PodRun, worker: WorkerIdentity) -> WorkerConfig:
+    folder = run.folder
+    (folder / "token").write_text(run.tokens.issue(worker, run.job.key))
+    (folder / "ca.pem").write_bytes(run.coordinator.authority_pem)
+    return WorkerConfig(
+        job_document=run.job.to_document(),
+        rank=worker.rank,
+        coordinator_address=f"{run.address(100)}:{run.coordinator_port}",
+        authority_pem_path=str(folder / "ca.pem"),
+        token_path=str(folder / "token"),
+        state_dir=str(folder),
+        socket_path=str(folder / "s"),
+        listen_host="127.0.0.1",
+        advertise_host="127.0.0.1",
+        data_root="",
+        results_dir=str(folder),
+    )
+
+
+@pytest.fixture
+def renewed(tmp_path: Path) -> Iterator[Renewed]:
+    with pod_run(tmp_path, job_document(1), subnet=35, life=LIFE) as run:
+        worker = run.job.worker(Rank(0))
+        given = config(run, worker)
+        client = CoordinationClient(
+            given, job=run.job.key, worker=worker, spec_hash=run.job.hash(), incarnation=1
+        )
+        made = Renewed(run, given, client)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def joins(run: PodRun) -> int:
+    return run.calls().get("Join", 0)
+
+
+def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Renewed) -> None:
+    run, client = renewed.run, renewed.client
+    until(client.connected)
+    first = renewed.credentials.shown()[1]
+    renewed.renewing.start()
+    for count in range(1, 4):
+        until(lambda count=count: len(renewed.links) >= count and joins(run) > count)  # type: ignore[misc]
+        client.report([EventRecord(0.0, Rank(0), count, "Test", f"report {count}")])
+    renewed.renewing.close()
+    chains = [first, *renewed.links]
+    serials = [x509.load_pem_x509_certificate(chain).serial_number for chain in chains]
+    assert len(set(serials)) == len(chains)
+    assert set(renewed.reasons()) == {EventReason.CERTIFICATE_RENEWED}
+    kept = kept_credentials(renewed.config.state_dir, run.job.key)
+    assert kept is not None
+    assert kept.shown() == renewed.credentials.shown()
+    assert client.connected()
+    lost_before = sum(r.reason == "WorkerLost" for r in run.told if isinstance(r, EventRecord))
+    assert client.close()
+    said = [record.message for record in run.told if isinstance(record, EventRecord)]
+    assert [words for words in said if words.startswith("report")] == [
+        f"report {count}" for count in range(1, 4)
+    ]
+    assert lost_before == 0
+
+
+def test_a_coordinator_that_is_away_is_told_of_and_waited_for(renewed: Renewed) -> None:
+    run = renewed.run
+    run.coordinator.close()
+    renewed.renewing.start()
+    until(lambda: EventReason.CERTIFICATE_NOT_RENEWED in renewed.reasons())
+    assert renewed.links == []
+    run.start_coordinator()
+    until(lambda: bool(renewed.links))
+    assert renewed.reasons()[-1] is EventReason.CERTIFICATE_RENEWED
+
+
+def test_a_refusal_is_told_and_changes_nothing(renewed: Renewed) -> None:
+    Path(renewed.config.token_path).write_text("of somebody else")
+    before = renewed.credentials.shown()
+    renewed.renewing.start()
+    until(lambda: bool(renewed.told))
+    reason, words, warning = renewed.told[0]
+    assert reason is EventReason.CERTIFICATE_NOT_RENEWED
+    assert warning
+    assert "no certificate" in words
+    assert renewed.credentials.shown() == before

@@ -1,0 +1,123 @@
+"""A run over two sites whose certificates live for seconds or minutes, until every connection has
+been remade so many times: links, measuring, coordinators, keepers, the operators' streams.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from dlion_api import cluster_names as names
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord, StepRecord
+from dlion_worker.results.faults import IterationLoss, iteration_losses
+from federated_pods import NAMES, SitePods, two_sites
+from local_run import hashes, job_document
+
+
+@dataclass(frozen=True)
+class RenewedRun:
+    """What came of it."""
+
+    seconds: float
+    """From when all trained until all connections had been remade so often."""
+    remade: dict[str, int]
+    """How often each connection was, by its name."""
+    losses: dict[Rank, IterationLoss]
+    compared: int
+    """Iterations after which the weights of both were told."""
+    parted: int
+    """Of them, those after which they were not equal."""
+    warnings: tuple[str, ...]
+    dropped_messages: int
+    lines_down: int
+    """Records of links that say that one is down, before the last iteration: whoever has trained
+    leaves, and the other may tell of that."""
+
+
+def renewed_run(
+    folder: Path, *, life: timedelta, times: int, batch: int = 32, subnet: int = 31
+) -> RenewedRun:
+    """Trains a worker at each of two sites in lock step until every connection has been remade so
+    many times."""
+    document = job_document(
+        dict.fromkeys(NAMES, 1),
+        trainer={"stop": {"maxSteps": 10**7}},
+        batching={
+            "policy": "even",
+            "globalBatchSize": {"initial": batch, "max": batch, "growth": False},
+        },
+        checkpoint={"everySeconds": max(1, int(life.total_seconds() / 4))},
+        runId="r1",
+    )
+    with two_sites(folder, document, subnet=subnet, life=life) as sites:
+        for site in sites:
+            (folder / f"{site.site}.pem").write_bytes(site.bundle_pem())
+        for rank, site in enumerate(sites):
+            site.start_keeper()
+            site.start_worker(rank)
+        sites[0].wait_until(lambda: all(site.steps() for site in sites), "both train")
+        began_s = time.monotonic()
+        remade: dict[str, int] = {}
+
+        def all_remade() -> bool:
+            remade.update(_remade(*sites))
+            return min(remade.values()) >= times
+
+        within_s = (times + 2) * life.total_seconds() + 60
+        try:
+            sites[0].wait_until(all_remade, "every connection is remade", within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{remade}\n{error}\n{sites[1].story()}") from None
+        seconds = time.monotonic() - began_s
+        sites[0].operator.stop(sites[0].job, "enough")
+        for rank, site in enumerate(sites):
+            assert site.wait(f"trainer-{rank}") == 0, site.story()
+        return _judged(seconds, remade, [*sites[0].records(), *sites[1].records()])
+
+
+def _judged(seconds: float, remade: dict[str, int], records: list[ProgressRecord]) -> RenewedRun:
+    links = [record for record in records if isinstance(record, LinkRecord)]
+    told = [r for r in records if isinstance(r, EventRecord) and r.warning]
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    last = max(step.iteration for step in steps)
+    both = [by_rank for by_rank in hashes(steps).values() if len(by_rank) == len(NAMES)]
+    return RenewedRun(
+        seconds=seconds,
+        remade=dict(remade),
+        losses=iteration_losses(records),
+        compared=len(both),
+        parted=sum(len(set(by_rank.values())) > 1 for by_rank in both),
+        warnings=tuple(f"worker {r.rank}: {r.reason}: {r.message}" for r in told),
+        dropped_messages=max((link.dropped_messages for link in links), default=0),
+        lines_down=sum(not link.connected and link.iteration < last for link in links),
+    )
+
+
+def _remade(*sites: SitePods) -> dict[str, int]:
+    """How often each connection has been remade so far."""
+    found: dict[str, int] = {}
+    for rank, site in enumerate(sites):
+        records = site.records()
+        found[f"link of worker {rank}"] = max(
+            (record.remade_count for record in records if isinstance(record, LinkRecord)), default=0
+        )
+        calls, streams = site.operator.calls(), site.operator.node.service.streams
+        found[f"worker {rank} to its coordinator"] = calls.get("Join", 0) - 1
+        found[f"keeper of {site.site} to its coordinator"] = calls.get("Follow", 0) - 1
+        found[f"keeper of {site.site}"] = site.log("keeper").count("certificate renewed")
+        found[f"measuring of worker {rank}"] = _renewals(site, rank)
+        found[f"operator to {site.site}"] = streams - 1
+    return found
+
+
+def _renewals(site: SitePods, rank: int) -> int:
+    address = f"http://{site.address(1 + rank)}:{names.METRICS_PORT}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.search(r"^dlion_certificate_renewals_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
