@@ -28,6 +28,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.snapshot import storage_words
+from dlion_worker.trainer.start_up import tell_imports
 from dlion_worker.trainer.worker import Worker
 from dlion_worker.training import threads
 
@@ -54,6 +55,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    tell_imports()
     _let_steps_be()
     signals = Signals()
     try:

@@ -40,6 +40,7 @@ from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.saving import Saving
 from dlion_worker.trainer.snapshot import WorkerState
+from dlion_worker.trainer.start_up import first_trace
 from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import Evaluated, Evaluator
@@ -174,7 +175,7 @@ class Worker:
 
     def _trace(self, model: FlatModel) -> None:
         """Compiles step and evaluation now, so that the first iteration takes as long as any."""
-        with untouched(model, self._stream):
+        with first_trace(), untouched(model, self._stream):
             x_B, y_B = self._stream.next(8)
             model.step(x_B, y_B)
             model.evaluate(x_B, y_B)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import ProgramError
+from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.programs.program import Program, user_code
 
 

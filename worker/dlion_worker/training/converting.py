@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import keras
-
 from dlion_api.errors import ProgramError
+from dlion_worker.training.framework import keras, tf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +41,6 @@ def convert(keras_file: Path, form: Form) -> Path:
 
 
 def _lite(model: Any) -> bytes:
-    import tensorflow as tf
-
     content: bytes = tf.lite.TFLiteConverter.from_keras_model(model).convert()
     return content
 

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
+
+from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
     from dlion_worker.policies.interface import Flat

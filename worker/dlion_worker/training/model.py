@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import ContractError, DataError, ProgramError
 from dlion_worker.npz_faults import NPZ_FAULTS
 from dlion_worker.policies.interface import Flat
 from dlion_worker.training.building import build_model
 from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_over
+from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.program import Program, user_code
 from dlion_worker.training.variables import Variables
 

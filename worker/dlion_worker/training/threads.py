@@ -55,7 +55,7 @@ def configure(quota_cores: float | None, *, deterministic: bool = False) -> int:
     """
     for name, value in environment(quota_cores).items():
         os.environ.setdefault(name, value)
-    import tensorflow as tf
+    from dlion_worker.training.framework import tf
 
     count = thread_count(quota_cores)
     try:

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import ContractError, ProgramError
 from dlion_worker.policies.interface import Flat, Layout
+from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

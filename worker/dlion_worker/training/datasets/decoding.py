@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.sources import check_size
+from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-_BATCH = 256
+as_written = tf.autograph.experimental.do_not_convert
+"""For functions of `tf.data` without Python's `if` and `for`: looking for these takes as long as
+reading thousands of records."""
 READ_FAULTS = (tf.errors.OpError, UnicodeDecodeError)
 """What TensorFlow raises for bad data; the second where its message holds some of the bytes."""
 _MOST_PIXELS = 64 * 2**20
@@ -28,13 +30,13 @@ _MOST_PIXELS = 64 * 2**20
 def decode_all(
     encoded: Any, count: int, *, source: str, blame: Callable[[tuple[int, ...]], DataError]
 ) -> NDArray[np.uint8]:
-    """Images [count, H, W, C] from a `tf.data.Dataset` of encoded strings.
+    """Images [count, H, W, C] from a `tf.data.Dataset` of batches of encoded strings.
 
     All images must have the size of the first. `blame` is asked, with the expected shape, for an
     error that names the culprit when one does not decode: looking one by one is slow, and needed
     only then.
     """
-    iterator = iter(encoded.take(1))
+    iterator = iter(encoded.unbatch().take(1).with_options(reading_options()))
     try:
         shape = decoded_shape(next(iterator))
     except READ_FAULTS as error:
@@ -47,17 +49,20 @@ def decode_all(
         image = tf.io.decode_image(data, channels=shape[2], expand_animations=False)
         return tf.ensure_shape(image, shape)
 
-    batches = (
-        encoded.map(decode, num_parallel_calls=_parallel(), deterministic=True)
-        .batch(_BATCH)
-        .with_options(_options())
-    )
+    def decode_batch(data_B: Any) -> Any:
+        form = tf.TensorSpec(shape, tf.uint8)
+        return tf.map_fn(decode, data_B, fn_output_signature=form, parallel_iterations=1)
+
+    several = {"num_parallel_calls": _threads(), "deterministic": True} if _threads() > 1 else {}
+    batches = encoded.map(as_written(decode_batch), **several).with_options(reading_options())
     try:
         for batch in batches.as_numpy_iterator():
             images[done : done + len(batch)] = batch
             done += len(batch)
     except READ_FAULTS as error:
         raise blame(shape) from error
+    if done < count:  # it was replaced by a shorter one since it was opened
+        raise blame(shape)
     return images
 
 
@@ -83,13 +88,15 @@ def fault_of(data: Any, shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def _parallel() -> int:
-    return int(tf.config.threading.get_intra_op_parallelism_threads()) or 2
-
-
-def _options() -> Any:
+def reading_options() -> Any:
+    """`tf.data.Options` for reading a file once, in order: nothing that is only worth its own
+    cost in a pipeline that runs for long."""
     options = tf.data.Options()
-    # Two threads decode the whole of CIFAR-10 in seconds; autotuning would only grow buffers.
     options.autotune.enabled = False
-    options.threading.private_threadpool_size = _parallel()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.threading.private_threadpool_size = _threads()
     return options
+
+
+def _threads() -> int:
+    return int(tf.config.threading.get_intra_op_parallelism_threads()) or 2

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.decoding import decode_all, fault_of
+from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
+_BATCH = 64
 
 
 class ImageSource:
@@ -34,7 +35,8 @@ class ImageSource:
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         """The chosen images, decoded."""
         chosen = [self._files[i] for i in index_K]
-        encoded = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen]).map(tf.io.read_file)
+        paths = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen])
+        encoded = paths.map(tf.io.read_file).batch(_BATCH)
         return decode_all(
             encoded, len(chosen), source=self.name, blame=lambda shape: _blame(chosen, shape)
         )

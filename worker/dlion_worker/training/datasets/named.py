@@ -24,7 +24,7 @@ def keras_images(name: str) -> tuple[Samples, Samples]:
     Which of them there are the manifest says (`dlion_api.spec.Dataset.name`).
     Raises: DataError; a retry helps where the network was away.
     """
-    import keras
+    from dlion_worker.training.framework import keras
 
     module = getattr(keras.datasets, name)
     try:

@@ -7,10 +7,16 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from dlion_api.errors import DataError
-from dlion_worker.training.datasets.decoding import READ_FAULTS, decode_all, fault_of
+from dlion_worker.training.datasets.decoding import (
+    READ_FAULTS,
+    as_written,
+    decode_all,
+    fault_of,
+    reading_options,
+)
+from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +31,8 @@ _LABEL = {"image/class/label": tf.io.FixedLenFeature([], tf.int64)}
 _IMAGE = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
 _HEADER_BYTES = 12  # length (8), its checksum (4); the data is followed by its checksum (4)
 _FOOTER_BYTES = 4
+_BATCH_BYTES = 2**20
+_MOST_RECORDS = 1024
 
 
 class TFRecordSource:
@@ -34,33 +42,29 @@ class TFRecordSource:
         self.name = str(path)
         self._path = path
         self._count = record_count(path)
+        self._batch = _batch_size(path.stat().st_size / self._count)
         self.labels = self._read_labels()
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         """The chosen images, decoded."""
         chosen = np.zeros(self._count, bool)
         chosen[index_K] = True
-        chosen_N = tf.constant(chosen)
-        records = tf.data.TFRecordDataset(self.name)
-        if not chosen.all():
-            records = (
-                records.enumerate()
-                .filter(lambda number, _: tf.gather(chosen_N, number))
-                .map(lambda _, record: record)
-            )
-        encoded = records.map(
-            lambda record: tf.io.parse_single_example(record, _IMAGE)["image/encoded"]
-        )
+        chosen_batches = tf.data.Dataset.from_tensor_slices(chosen).batch(self._batch)
+        pairs = tf.data.Dataset.zip((self._batches(), chosen_batches))
         return decode_all(
-            encoded, len(index_K), source=self.name, blame=lambda shape: self._blame(index_K, shape)
+            pairs.map(as_written(_chosen_images)),
+            len(index_K),
+            source=self.name,
+            blame=lambda shape: self._blame(index_K, shape),
         )
 
+    def _batches(self) -> Any:
+        """All records in batches, as a `tf.data.Dataset`, which verifies their checksums: what
+        is done for single records there costs more than reading them."""
+        return tf.data.TFRecordDataset(self.name).batch(self._batch)
+
     def _read_labels(self) -> Labels:
-        batches = (
-            tf.data.TFRecordDataset(self.name)
-            .batch(1024)
-            .map(lambda b: tf.io.parse_example(b, _LABEL)["image/class/label"])
-        )
+        batches = self._batches().map(as_written(_labels_of)).with_options(reading_options())
         try:
             labels = np.concatenate(list(batches.as_numpy_iterator()))
         except READ_FAULTS as error:
@@ -100,6 +104,19 @@ class TFRecordSource:
         return DataError(
             f"{self.name}: record {number}: {fault}. Write the file again, or take it away"
         )
+
+
+def _labels_of(record_B: Any) -> Any:
+    return tf.io.parse_example(record_B, _LABEL)["image/class/label"]
+
+
+def _chosen_images(record_B: Any, chosen_B: Any) -> Any:
+    return tf.io.parse_example(tf.boolean_mask(record_B, chosen_B), _IMAGE)["image/encoded"]
+
+
+def _batch_size(record_bytes: float) -> int:
+    """Records that are read together: small ones many, large ones few, for memory's sake."""
+    return max(1, min(_MOST_RECORDS, int(_BATCH_BYTES / record_bytes)))
 
 
 def record_count(path: Path) -> int:

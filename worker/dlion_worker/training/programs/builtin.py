@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-from keras import layers
-
 from dlion_api.errors import ProgramError
+from dlion_worker.training.framework import keras
 
 Shape = tuple[int, ...]
+
+layers = keras.layers
 
 _LARGEST_SIDE = 64
 _RESIZED_SIDE = 32

@@ -1,0 +1,52 @@
+"""Facts: a trainer starts without scikit-learn and Matplotlib, which Keras would import; both can
+be imported afterwards, and what was imported before stays. The garbage collector passes
+TensorFlow's objects over, and goes on with all others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NAMES = "found = [n for n in ('matplotlib', 'sklearn') if n in sys.modules]"
+
+
+def _said(program: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
+    )
+    return result.stdout.strip()
+
+
+def test_a_trainer_starts_without_what_only_keras_extras_use() -> None:
+    program = f"""
+import sys, dlion_worker.trainer.__main__
+{NAMES}
+import matplotlib, sklearn
+from dlion_worker.training.datasets import named
+print(found, len(named.digits()[1]))
+"""
+    assert _said(program) == "[] 1797"
+
+
+def test_what_was_imported_before_stays() -> None:
+    program = f"""
+import sys, sklearn
+from dlion_worker.training.framework import keras
+{NAMES}
+print("sklearn" in found, sys.modules["sklearn"] is sklearn, keras.backend.backend())
+"""
+    assert _said(program) == "True True tensorflow"
+
+
+def test_garbage_is_looked_for_beside_tensorflow_and_not_in_it() -> None:
+    program = """
+import gc
+from dlion_worker.training import framework
+class Ring: pass
+ring = Ring(); ring.self = ring; del ring
+def rings(): return sum(type(o) is Ring for o in gc.get_objects())
+print(gc.isenabled(), any(o is framework.tf.__dict__ for o in gc.get_objects()), rings())
+print(gc.collect() > 0, rings())
+"""
+    assert _said(program).split() == ["True", "False", "1", "True", "0"]
