@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dlion_api.errors import DLionError
+from dlion_operator.log_keys import speak_of
 from dlion_operator.store import ObjectName
 
 _LOG = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Loops:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, name: ObjectName) -> None:
+        speak_of(name)
         news = self._news[name]
         failures = 0
         try:

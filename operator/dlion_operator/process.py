@@ -18,6 +18,7 @@ import kopf
 from dlion_api.errors import DLionError, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_operator.handlers import registry_of
+from dlion_operator.log_keys import add_keys
 from dlion_operator.settings import Settings, load_settings
 from dlion_operator.site_operator import SiteOperator
 
@@ -34,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         quiet=options.log_level == "WARNING",
         log_format=kopf.LogFormat.JSON if options.log_format == "json" else kopf.LogFormat.FULL,
     )
+    add_keys()
     if options.log_level != "DEBUG":
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event
     if options.kubeconfig is not None:

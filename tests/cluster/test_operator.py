@@ -110,6 +110,12 @@ def test_a_job_gets_its_children_and_goes_with_them(
     job = kubectl.get("jobs")["items"][0]
     assert job["metadata"]["ownerReferences"][0]["kind"] == "DLionJob"
     assert "finalizers" not in kubectl.get("dlj", "digits")["metadata"]
+    said = [json.loads(line) for line in operator.log.read_text().splitlines() if line[0] == "{"]
+    (served,) = [each for each in said if each["message"].endswith("is served")]
+    assert (served["object"]["namespace"], served["object"]["name"]) == (
+        kubectl.namespace,
+        "digits",
+    )
     kubectl.run("delete", "dlj", "digits", "--wait=true")
     eventually(lambda: not children(kubectl))
 

@@ -1,0 +1,54 @@
+"""Facts: what a job's loop logs has that job as its object, for kopf's JSON formatter too, however
+many loops there are at once; what nobody's loop logs has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+
+import kopf
+import pytest
+from kopf._core.actions.loggers import make_formatter
+
+from dlion_operator.log_keys import add_keys
+from dlion_operator.loops import Loops
+from dlion_operator.store import ObjectName
+
+NAMES = [ObjectName("ml", name) for name in ("first", "second")]
+LOG = logging.getLogger("dlion_operator.test")
+
+
+def test_a_line_has_the_job_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(make_formatter(log_format=kopf.LogFormat.JSON))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr(LOG, "level", logging.INFO)
+    add_keys()
+    asyncio.run(_two_loops())
+    LOG.info("nobody's")
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert len(lines) == 5
+    for line in lines[:4]:
+        of = line["object"]
+        assert (of["kind"], f"{of['namespace']}/{of['name']}") == ("DLionJob", line["message"])
+    assert "object" not in lines[4]
+
+
+async def _two_loops() -> None:
+    both, ended = asyncio.Barrier(len(NAMES)), asyncio.Barrier(len(NAMES) + 1)
+
+    async def look(name: ObjectName) -> None:
+        LOG.info("/".join(name))
+        await both.wait()
+        LOG.info("/".join(name))
+        await ended.wait()
+
+    loops = Loops(look, lambda _: False, lambda *_: None)
+    for name in NAMES:
+        loops.trigger(name)
+    await ended.wait()
+    await loops.close()
