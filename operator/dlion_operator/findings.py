@@ -20,6 +20,7 @@ from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
 
 MOST_NAMED = 5
+_QUEUED = Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
 
 _REASON_OF_EXIT = {
     ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
@@ -61,6 +62,8 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
     training = {site: _train_along(view, site) for site in {*view.ready, *view.linked}}
     sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
+        if _is_queued(run):
+            return _QUEUED
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
         return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *_away(view)]))
     here = training.pop(run.site, 0)
@@ -68,6 +71,7 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
     there = sum(training.values())
     if here < run.size or there < elsewhere:
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
+        words += [_QUEUED.message] if _is_queued(run) else []
         words += [*_away(view), *unreached]
         words += [trouble.message for trouble in _troubles(run, view, seen.now)]
         words += [pod.failure for pod in run.pods if pod.failure]
@@ -87,9 +91,14 @@ def _train_along(view: RunView, site: SiteName) -> int:
     return max(ready, linked) if linked or there.is_reachable else 0
 
 
+def _is_queued(run: Run) -> bool:
+    """Whether Kueue has not admitted any group of this site, or has taken it back."""
+    return bool(run.jobs) and all(job.suspended and job.queued for job in run.jobs.values())
+
+
 def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str]) -> Finding:
-    if run.jobs and all(job.suspended and job.queued for job in run.jobs.values()):
-        return Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
+    if _is_queued(run):
+        return _QUEUED
     here, total = view.ready.get(run.site, 0), run.size_of_all(view)
     if here >= run.size and unreached:
         situation = Situation.STUCK if is_late(run, seen.now) else Situation.WAITING

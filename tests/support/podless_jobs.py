@@ -79,17 +79,21 @@ def end_workers(kubectl: Kubectl, name: str = "digits") -> None:
                     "--type=merge", "-p", ended)  # fmt: skip
 
 
-def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
-    """Has a worker's pod deleted on a node that never says that it has ended."""
-    lost = workers(kubectl, name)[0]["metadata"]
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": SILENT_NODE}}
-    kubectl.apply(node)
+def place(kubectl: Kubectl, pod: str) -> None:
+    """Has a pod placed on a node that never says anything of it."""
+    kubectl.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": SILENT_NODE}})
     binding = {
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": {"name": lost["name"]},
+        "metadata": {"name": pod},
         "target": {"apiVersion": "v1", "kind": "Node", "name": SILENT_NODE},
     }
-    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{lost['name']}/binding"
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/binding"
     kubectl.run("create", "--raw", path, "-f", "-", text=json.dumps(binding))
-    kubectl.run("delete", "pod", lost["name"], "--grace-period=1", "--wait=false")
+
+
+def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
+    """Has a worker's pod deleted on a node that never says that it has ended."""
+    lost = workers(kubectl, name)[0]["metadata"]["name"]
+    place(kubectl, lost)
+    kubectl.run("delete", "pod", lost, "--grace-period=1", "--wait=false")

@@ -516,6 +516,24 @@ def test_where_there_is_a_queue_it_says_when_workers_start() -> None:
     assert not [a for a in decision.actions if isinstance(a, Patch)]
 
 
+def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
+    document = dlion_job()
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    world = World(document)
+    world.look()
+    world.make_jobs()
+    (job,) = world.jobs.values()
+    job["spec"]["suspend"] = False
+    world.train()
+    assert ready_reason(world.look())[0] == "Training"
+    job["spec"]["suspend"] = True
+    world.pods.clear()
+    world.train(ready=0)
+    decision = world.look()
+    assert ready_reason(decision) == ("Queued", "waiting for a place in the queue")
+    assert not [a for a in decision.actions if isinstance(a, Patch)]
+
+
 def test_transition_times_move_with_the_status_alone() -> None:
     world = training()
     began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
