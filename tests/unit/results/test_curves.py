@@ -7,7 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlion_worker.results.curves import Curve, at_times, first_time_at, mean_over_replicas
+from dlion_worker.results.curves import (
+    Curve,
+    at_times,
+    first_time_at,
+    first_time_judged,
+    mean_over_replicas,
+)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000, 100_003])
@@ -54,6 +60,27 @@ def test_the_mean_begins_when_all_replicas_are_known_and_holds_what_ended():
     assert mean.tolist() == [[5, (0.2 + 0.5) / 2], [10, (0.3 + 0.6) / 2], [15, (0.3 + 0.7) / 2]]
 
 
+def test_a_target_that_ended_the_run_is_reached_whatever_final_evaluations_say():
+    replicas = []
+    for time_s, final in ((9.0, 0.4), (10.0, 0.45)):
+        curve = Curve(1)
+        curve.append(0, 0)
+        curve.append(time_s, 0.5)
+        curve.hold(12.0)
+        curve.append(12.0, final)
+        replicas.append(curve.points())
+    assert first_time_at(mean_over_replicas(replicas), 0.5) == 10
+
+
+def test_nothing_is_held_before_the_first_value_or_into_the_past():
+    curve = Curve(1)
+    curve.hold(5.0)
+    assert len(curve) == 0
+    curve.append(5.0, 1.0)
+    curve.hold(5.0)
+    assert len(curve) == 1
+
+
 def test_the_time_to_a_level_lies_between_two_evaluations():
     curve = np.array([[0.0, 0.1], [10.0, 0.3], [20.0, 0.2], [30.0, 0.6]])
     assert first_time_at(curve, 0.2) == pytest.approx(5)
@@ -67,3 +94,16 @@ def test_values_between_rows_are_linear_and_unknown_without_rows():
     curve = np.array([[10.0, 1.0], [0.0, 0.0]])  # rows may come out of order
     assert at_times(curve, [-5, 5, 50]).tolist() == [0, 0.5, 1]
     assert np.isnan(at_times(np.empty((0, 2)), [1.0])).all()
+
+
+def test_a_target_counts_as_it_was_judged() -> None:
+    """At 8 s the last accuracies are 0.52 and 0.49, in the mean over 0.5; at 9 s it is less."""
+    one = np.array([(0.0, 0.1), (5.0, 0.52), (9.0, 0.48)])
+    other = np.array([(0.0, 0.1), (4.0, 0.3), (8.0, 0.49)])
+    assert first_time_at(mean_over_replicas([one, other]), 0.5) is None
+    assert first_time_judged([one, other], 0.5) == 8.0
+    assert first_time_judged([one, other], 0.4) == first_time_at(
+        mean_over_replicas([one, other]), 0.4
+    )
+    assert first_time_judged([one, other], 0.51) is None
+    assert first_time_judged([np.empty((0, 2))], 0.1) is None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dlion_worker.results.curves import at_times, first_time_at
+from dlion_worker.results.curves import at_times, first_time_judged
 from dlion_worker.results.summary import sent_bytes_at
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def diverged(seed: int) -> Figures:
 def figures_of(run: LoadedRun, goal: Goal, *, seed: int) -> Figures:
     """What one run comes to."""
     mean = run.mean_accuracy()
-    time_s = first_time_at(mean, goal.target_accuracy) if len(mean) else None
+    replicas = [worker.accuracy_curve.points() for worker in run.workers]
+    time_s = first_time_judged(replicas, goal.target_accuracy)
     sent = None if time_s is None else float(sent_bytes_at(run.workers, [time_s])[0])
     accuracy = run.summary["accuracy"]
     wall_s = sum(worker.compute_s + worker.waited_s for worker in run.workers)

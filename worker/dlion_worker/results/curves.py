@@ -55,6 +55,15 @@ class Curve:
             if len(self._rows) >= self._limit:
                 self._fold()
 
+    def hold(self, until_s: float) -> None:
+        """Keeps the newest values until just before that time, where something else is measured.
+
+        What is interpolated before it does not lean towards it then.
+        """
+        before_s = float(np.nextafter(until_s, -np.inf))
+        if self._newest is not None and self._newest[0] < before_s:
+            self.append(before_s, *self._newest[1:])
+
     def points(self) -> Points:
         """All rows, shape [T, 1 + V], in the order in which they came."""
         rows = list(self._rows)
@@ -116,3 +125,20 @@ def first_time_at(curve: Points, level: float) -> float | None:
         return float(curve[0, 0])
     (t0_s, low), (t1_s, high) = curve[after - 1, :2], curve[after, :2]
     return float(t0_s + (t1_s - t0_s) * (level - low) / (high - low))
+
+
+def first_time_judged(replicas: Sequence[Points], level: float) -> float | None:
+    """Seconds at which the mean over replicas first counts as `level`, None when it never does.
+
+    By the curves (`mean_over_replicas`), or by the last accuracy of each replica as a run judges
+    its target: what comes after that moment may draw a curve back below it.
+    """
+    known = [points[np.argsort(points[:, 0], kind="stable")] for points in replicas if len(points)]
+    if not known:
+        return None
+    interpolated = mean_over_replicas(known)
+    times_s = interpolated[:, 0]
+    last = [points[np.searchsorted(points[:, 0], times_s, side="right") - 1, 1] for points in known]
+    reached = np.flatnonzero(np.mean(last, axis=0) >= level)
+    found = [first_time_at(interpolated, level), *times_s[reached[:1]].tolist()]
+    return min((time_s for time_s in found if time_s is not None), default=None)

@@ -10,11 +10,9 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
 from dlion_api.reasons import EventReason
-from dlion_worker.results.curves import first_time_at, mean_over_replicas
+from dlion_worker.results.curves import Curve, first_time_judged, mean_over_replicas
 from dlion_worker.results.summary import LEVELS
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunF
     samples: dict[int, int] = defaultdict(int)
     sent: dict[tuple[int, int], int] = defaultdict(int)
     counted: dict[tuple[int, int], int] = {}  # a run that was broken off did not report its last
-    curves: dict[int, list[tuple[float, float]]] = {rank: [] for rank in ranks}
+    curves = {rank: Curve(1) for rank in ranks}
     for record in records:
         if isinstance(record, StepRecord):
             steps[record.rank] += 1
@@ -81,13 +79,16 @@ def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunF
             sent[link] += record.sent_bytes
             counted[link] = steps[record.rank]
         elif isinstance(record, EvaluationRecord) and record.rank in curves:
-            curves[record.rank].append((record.time_s, record.accuracy))
+            if record.final:
+                curves[record.rank].hold(record.time_s)
+            curves[record.rank].append(record.time_s, record.accuracy)
         elif isinstance(record, EventRecord) and record.reason == EventReason.TRAINING_STARTED:
             starts.append(record.time_s)
     began_s = min(starts, default=0.0)
     seconds = max(0.0, last_s - began_s)
-    mean = mean_over_replicas([np.array(points).reshape(-1, 2) for points in curves.values()])
-    reached = {level: first_time_at(mean, level) for level in LEVELS}
+    replicas = [curve.points() for curve in curves.values()]
+    mean = mean_over_replicas(replicas)
+    reached = {level: first_time_judged(replicas, level) for level in LEVELS}
     return RunFigures(
         seconds=seconds,
         steps_per_s=sum(steps.values()) / len(ranks) / seconds if seconds else 0.0,

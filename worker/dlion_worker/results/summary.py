@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlion_worker.results.curves import Points, at_times, first_time_at, mean_over_replicas
+from dlion_worker.results.curves import Points, at_times, first_time_judged
 from dlion_worker.results.environment import EnvironmentReport, environment_document, finite
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def summarise(
     it, and is left out without it.
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
-    mean = mean_over_replicas([worker.accuracy_curve.points() for worker in workers])
     summary: Json = {
         "schema_version": SCHEMA_VERSION,
         "job": {
@@ -79,8 +78,8 @@ def summarise(
         "time_s": tally.end_s,
         **_totals(workers),
         "accuracy": _accuracy(workers, models),
-        "target": _level(mean, workers, run.target_accuracy) if run.target_accuracy else None,
-        "levels": [_level(mean, workers, level) for level in LEVELS],
+        "target": _level(workers, run.target_accuracy) if run.target_accuracy else None,
+        "levels": [_level(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
         "workers": [_worker(run, worker) for worker in workers],
         "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
@@ -181,9 +180,9 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SavedModel]) -> J
     }
 
 
-def _level(mean: Points, workers: Sequence[WorkerTally], accuracy: float) -> Json:
+def _level(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     """When the mean over replicas reached that accuracy, and what had been sent by then."""
-    time_s = first_time_at(mean, accuracy)
+    time_s = first_time_judged([worker.accuracy_curve.points() for worker in workers], accuracy)
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     return {"accuracy": accuracy, "time_s": time_s, "sent_bytes": sent}
 

@@ -154,6 +154,8 @@ class WorkerTally:
             self.best_accuracy = max(
                 record.accuracy, -1.0 if math.isnan(self.best_accuracy) else self.best_accuracy
             )
+            if record.final:  # on other samples than those before
+                self.accuracy_curve.hold(record.time_s)
             self.accuracy_curve.append(record.time_s, record.accuracy, record.loss)
 
     def add_link(self, record: LinkRecord, limit: int) -> None:
