@@ -9,7 +9,8 @@ run, which trains the job anew with real gradients under the capacities and link
 measured. Without knowledge transfer: who is the best is chance, and one pull is as much as many
 gradients. Printed: both sides' time to the target, step, batches, and bytes of an iteration on each
 link. Bars: time within 20 %, bytes within 5 % on each link. Exit code 1 where one is missed. A run
-that is in `--out` already is replayed, not repeated.
+that is in `--out` already is replayed, not repeated. With `--runs N` there are N pairs: medians are
+compared, and `apart` says how far the real runs are from each other (largest / smallest).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import local_runs
-import numpy as np
 
 from dlion_api.names import Rank
 from dlion_cli.manifests import apply_set
-from dlion_worker.results.curves import first_time_at, mean_over_replicas
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import EVENTS
 from dlion_worker.results.replayed import RunFigures, figures_of
@@ -65,20 +66,30 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.5, help="accuracy to be timed")
     parser.add_argument("--seconds", type=float, default=420.0, help="longest time of a run")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/reality"))
     arguments = parser.parse_args()
-    real, virtual = arguments.out / "real", arguments.out / "virtual"
+    pairs = [_pair(arguments, arguments.out / str(k + 1)) for k in range(arguments.runs)]
+    load = os.getloadavg()[0]
+    settings = ", ".join(arguments.assignments) or "as in the script"
+    print(
+        f"\ncommit {local_runs.commit()}, {len(pairs)} runs, settings {settings}, load average "
+        f"{load:.1f}\n"
+    )
+    reals, virtuals = ([pair[k] for pair in pairs] for k in range(2))
+    sys.exit(0 if _print(reals, virtuals, arguments.target) else 1)
+
+
+def _pair(arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
+    """A real run and its replay."""
+    real, virtual = folder / "real", folder / "virtual"
     if not (real / "summary.json").exists():
         with local_runs.started(_job(arguments), ENVIRONMENT, real) as run:
             run.finish()
     if not (virtual / "summary.json").exists():
         command = [sys.executable, "-m", "dlion_cli", "replay", str(real), "--out", str(virtual)]
         subprocess.run([*command, "--no-report"], check=True)
-    sides = _side(real, arguments.target), _side(virtual, arguments.target)
-    load = os.getloadavg()[0]
-    settings = ", ".join(arguments.assignments) or "as in the script"
-    print(f"\ncommit {local_runs.commit()}, settings {settings}, load average {load:.1f}\n")
-    sys.exit(0 if _print(*sides, arguments.target) else 1)
+    return _side(real), _side(virtual)
 
 
 def _job(arguments: argparse.Namespace) -> local_runs.Document:
@@ -103,14 +114,11 @@ def _job(arguments: argparse.Namespace) -> local_runs.Document:
     return changed
 
 
-def _side(folder: Path, target: float) -> Side:
+def _side(folder: Path) -> Side:
     ranks = [Rank(rank) for rank in range(len(QUOTAS))]
     lines = [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
     began_s = min(line["time_s"] for line in lines if line.get("reason") == "TrainingStarted")
-    seen = [line for line in lines if line["kind"] == "evaluation"]
-    curves = [[(e["time_s"], e["accuracy"]) for e in seen if e["rank"] == rank] for rank in ranks]
-    mean = mean_over_replicas([np.array(curve).reshape(-1, 2) for curve in curves])
-    reached_s = first_time_at(mean, target)
+    reached_s = json.loads((folder / "summary.json").read_text())["target"]["time_s"]
     return Side(
         figures_of(read_events(folder / EVENTS), ranks),
         statistics.median(line["wall_s"] for line in lines if line["kind"] == "step"),
@@ -118,21 +126,21 @@ def _side(folder: Path, target: float) -> Side:
     )
 
 
-def _print(real: Side, virtual: Side, target: float) -> bool:
+def _print(reals: Sequence[Side], virtuals: Sequence[Side], target: float) -> bool:
     """Both sides' figures; whether the bars were met."""
-    print("| figure | real | simulated | simulated / real |\n|---|---|---|---|")
-    ratio = _row(f"time to {target:.0%}, s", real.target_s, virtual.target_s)
-    _row("step (median), s", real.step_s, virtual.step_s)
-    _row("iterations/s", real.figures.steps_per_s, virtual.figures.steps_per_s)
-    for rank, batch in real.figures.batch.items():
-        _row(f"batch of worker {rank}", batch, virtual.figures.batch.get(rank))
+
+    def row(name: str, of: Callable[[Side], float | None]) -> float | None:
+        return _row(name, [of(side) for side in reals], [of(side) for side in virtuals])
+
+    print("| figure | real | apart | simulated | simulated / real |\n|---|---|---|---|---|")
+    ratio = row(f"time to {target:.0%}, s", lambda side: side.target_s)
+    row("step (median), s", lambda side: side.step_s)
+    row("iterations/s", lambda side: side.figures.steps_per_s)
+    for rank in reals[0].figures.batch:
+        row(f"batch of worker {rank}", partial(_batch, rank))
     ratios = {
-        link: _row(
-            f"kB an iteration, {link[0]} to {link[1]}",
-            sent / 1000,
-            virtual.figures.bytes_per_step.get(link, 0.0) / 1000,
-        )
-        for link, sent in sorted(real.figures.bytes_per_step.items())
+        link: row(f"kB an iteration, {link[0]} to {link[1]}", partial(_kilobytes, link))
+        for link in sorted(reals[0].figures.bytes_per_step)
     }
     is_in_time = ratio is not None and abs(ratio - 1) <= BAR_TIME
     off = [link for link, one in ratios.items() if one is None or abs(one - 1) > BAR_BYTES]
@@ -141,17 +149,38 @@ def _print(real: Side, virtual: Side, target: float) -> bool:
         f"bar: bytes of {len(ratios)} links within {BAR_BYTES:.0%}: "
         f"{'met' if not off else f'MISSED on {len(off)}'}"
     )
-    long_enough = real.step_s >= LEAST_STEP_S
+    step_s = min(side.step_s for side in reals)
+    long_enough = step_s >= LEAST_STEP_S
     if not long_enough:
-        print(f"not judged: steps of {real.step_s:.2f} s; the bars are for {LEAST_STEP_S} and more")
+        print(f"not judged: steps of {step_s:.2f} s; the bars are for {LEAST_STEP_S} and more")
     return is_in_time and not off and long_enough
 
 
-def _row(name: str, real: float | None, virtual: float | None) -> float | None:
+def _batch(rank: int, side: Side) -> float | None:
+    return side.figures.batch.get(rank)
+
+
+def _kilobytes(link: tuple[int, int], side: Side) -> float:
+    return side.figures.bytes_per_step.get(link, 0.0) / 1000
+
+
+def _row(name: str, reals: list[float | None], virtuals: list[float | None]) -> float | None:
+    """Prints the medians; the ratio of them, None where a run has no such figure."""
+    real, virtual = _median(reals), _median(virtuals)
+    known = [value for value in reals if value]
+    apart = max(known) / min(known) if len(known) == len(reals) else None
     ratio = virtual / real if real and virtual is not None else None
-    cells = ["-" if value is None else f"{value:.3g}" for value in (real, virtual)]
-    print(f"| {name} | {cells[0]} | {cells[1]} | {'-' if ratio is None else f'{ratio:.3f}'} |")
+    cells = [
+        "-" if value is None else f"{value:{form}}"
+        for value, form in ((real, ".3g"), (apart, ".3f"), (virtual, ".3g"), (ratio, ".3f"))
+    ]
+    print(f"| {name} | {' | '.join(cells)} |")
     return ratio
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if len(known) == len(values) else None
 
 
 if __name__ == "__main__":

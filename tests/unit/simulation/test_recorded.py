@@ -23,6 +23,7 @@ from dlion_worker.environments.plan import Conditions
 from dlion_worker.simulation.network import WIRE_EFFICIENCY
 from dlion_worker.simulation.recorded import (
     CHANGE_FRACTION,
+    SETTLED_S,
     WINDOW_S,
     Latencies,
     Recorded,
@@ -155,23 +156,24 @@ def test_under_a_quota_the_exchange_costs_by_the_bytes_of_each_worker() -> None:
 
 
 def test_a_change_is_there_from_its_window_on_and_counted_from_the_first_step() -> None:
-    slower = BEGAN_S + 8.0
+    slower = BEGAN_S + 12.0
     records = [
         directive(0, 5.0, {1: 1e6}),
         directive(0, slower, {1: 0.25e6}),
         *started(),
-        *(step(rank, BEGAN_S + 0.25 * k) for k in range(32) for rank in (0, 1)),
+        *(step(rank, BEGAN_S + 0.25 * k) for k in range(48) for rank in (0, 1)),
         *(step(0, slower + 0.25 * k, compute_s=0.8) for k in range(32)),
     ]
     recorded = plan_of(records)
     (change,) = recorded.plan.changes
-    assert change.time_s == pytest.approx(8.0, abs=WINDOW_S)
+    assert change.time_s == pytest.approx(12.0, abs=WINDOW_S)
     before, after = recorded.plan.initial, change.conditions
     assert (before.worker(Rank(0)).quota_cores, after.worker(Rank(0)).quota_cores) == (
         pytest.approx(200),
         pytest.approx(50),
     )
     assert after.worker(Rank(1)).quota_cores == pytest.approx(200)
+    assert carries(before, 0, 1) == pytest.approx(1e6)
     assert carries(after, 0, 1) == pytest.approx(0.25e6)
     assert recorded.unknown_links == ((1, 0),)
     assert carries(after, 1, 0) == float("inf")
@@ -185,6 +187,15 @@ def test_latencies_change_when_the_environment_did() -> None:
     found = [one.worker(Rank(0)).latency_s for one in (recorded.plan.initial, change.conditions)]
     assert found == [{1: 0.05}, {1: 0.2}]
     assert not recorded.plan.initial.worker(Rank(1)).latency_s
+
+
+def test_what_a_probe_found_is_no_links_rate() -> None:
+    """Workers probe at the same time: a link carries three times as much once they train."""
+    risen = [directive(0, BEGAN_S + after_s, {1: 3e6}) for after_s in (SETTLED_S / 2, SETTLED_S)]
+    recorded = plan_of([*steady(), *risen])
+    assert carries(recorded.plan.initial, 0, 1) == pytest.approx(3e6)
+    assert recorded.plan.changes == ()
+    assert recorded.plan.probed_bytes_per_s == {(0, 1): 1e6, (1, 0): 2e6}
 
 
 def test_small_changes_are_none() -> None:

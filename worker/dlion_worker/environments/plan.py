@@ -121,6 +121,9 @@ class Plan:
     stragglers: tuple[Straggler, ...] = ()
     absences: tuple[Absence, ...] = ()
     """In order of worker and time; those of one worker do not overlap."""
+    probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
+    """For virtual time: what the first probe of a link (sender, receiver) finds, where that is
+    known to be another rate than the link has alone."""
 
     def at(self, time_s: float) -> Conditions:
         """The conditions that hold `time_s` after the start of the run."""

@@ -39,11 +39,11 @@ def introduce(parts: WorkerParts, membership: Membership, now_s: float) -> None:
     parts.director.handle(CpuAllowance(parts.units, 0.0, 0.0), now_s)
 
 
-def probe_link(parts: WorkerParts, peer: Rank, alone_bytes_per_s: float, now_s: float) -> None:
+def probe_link(parts: WorkerParts, peer: Rank, bytes_per_s: float, now_s: float) -> None:
     """What a probe finds out about a link of which nothing is known."""
     known = peer in parts.director.links.bandwidths()
-    if not known and 0 < alone_bytes_per_s < float("inf"):
-        parts.director.probed(peer, PROBE_BYTES, PROBE_BYTES / alone_bytes_per_s, now_s)
+    if not known and 0 < bytes_per_s < float("inf"):
+        parts.director.probed(peer, PROBE_BYTES, PROBE_BYTES / bytes_per_s, now_s)
 
 
 def probe_pairs(parts: WorkerParts, conditions: Conditions, now_s: float) -> None:

@@ -9,7 +9,8 @@ Under a quota the exchange eats of it also while the worker waits, and computing
 faster than it could go on: the speed is then what the sidecar held possible (capacities, from
 directives), and computing and exchange cost what they took of the CPU, the exchange by the bytes
 that each worker sent and got. Rates are what the sidecars
-measured of each link beside the others, from directives. All are piecewise constant.
+measured of each link beside the others, from directives; what their probes found before the first
+step stays that, and no link's rate. All are piecewise constant.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ WINDOW_S = 2.0
 
 CHANGE_FRACTION = 0.02
 """Smaller changes of a speed or a rate are none, so that a steady run has few conditions."""
+
+SETTLED_S = 10.0
+"""Of training, until estimates of links have forgotten probes, which went beside other workers'."""
 
 _Value = TypeVar("_Value")
 
@@ -129,8 +133,9 @@ def recorded_plan(
                 rates[directive.rank, peer].append((directive.time_s, rate))
     began_s = min(seen.starts, default=0.0)
     links = [(a.rank, b.rank) for a in workers for b in workers if a.rank != b.rank]
+    settled = {link: _settled(found, began_s) for link, found in rates.items()}
     moved = [(began_s + time_s if time_s else 0.0, found) for time_s, found in latencies]
-    initial, changes = _from(_timeline(workers, speeds.cores, rates, moved), began_s)
+    initial, changes = _from(_timeline(workers, speeds.cores, settled, moved), began_s)
     return Recorded(
         plan=Plan(
             environment="recorded",
@@ -139,6 +144,7 @@ def recorded_plan(
             samples_per_s_per_core=1.0 / speeds.per_sample_core_s,
             initial=initial,
             changes=changes,
+            probed_bytes_per_s={link: _at(found, began_s) for link, found in rates.items()},
         ),
         fixed_core_s=speeds.fixed_core_s,
         exchange_core_s=speeds.exchange_core_s,
@@ -214,6 +220,12 @@ def _rates_of(steps: Sequence[StepRecord]) -> list[tuple[float, float]]:
 def _at(steps: Sequence[tuple[float, _Value]], time_s: float) -> _Value:
     """The value at that time; before the first, the first."""
     return steps[max(0, bisect_right(steps, time_s, key=itemgetter(0)) - 1)][1]
+
+
+def _settled(found: Sequence[tuple[float, float]], began_s: float) -> Sequence[tuple[float, float]]:
+    """Rates, the first of which is what was known once estimates had settled."""
+    settled_s = began_s + SETTLED_S
+    return [(0.0, _at(found, settled_s)), *(one for one in found if one[0] > settled_s)]
 
 
 def _timeline(

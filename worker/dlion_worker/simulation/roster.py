@@ -104,7 +104,7 @@ class Roster:
         for rank, worker in self.workers.items():
             introduce(worker.parts, membership, 0.0)
             for peer in worker.parts.links:
-                self._probe(rank, peer)
+                self._probe(rank, peer, self._plan.probed_bytes_per_s.get((rank, peer)))
             probe_speed(worker.parts, 0.0)
             worker.tell()
         for rank, worker in self.workers.items():
@@ -246,9 +246,9 @@ class Roster:
             self.workers[rank].heard(peer.parts.director.own(), self._incarnation(event.peer))
         self.workers[rank].arrive(event)
 
-    def _probe(self, rank: Rank, peer: Rank) -> None:
-        alone_bytes_per_s = self._conditions.link_bytes_per_s(rank, peer)
-        probe_link(self.workers[rank].parts, peer, alone_bytes_per_s, self._clock.now_s)
+    def _probe(self, rank: Rank, peer: Rank, found_bytes_per_s: float | None = None) -> None:
+        bytes_per_s = found_bytes_per_s or self._conditions.link_bytes_per_s(rank, peer)
+        probe_link(self.workers[rank].parts, peer, bytes_per_s, self._clock.now_s)
 
     # ---- the coordinator's part ----------------------------------------------------------------
 
