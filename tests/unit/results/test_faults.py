@@ -1,12 +1,15 @@
 """Proves: "loses at most one iteration" is judged as the project defines it: no iteration longer
-than twice the worker's median, no local step thrown away.
+than twice the worker's median, no local step thrown away; and which iterations waiting made so
+long, whoever computed how long.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
-from dlion_worker.results.faults import iteration_losses
+from dlion_worker.results.faults import iteration_losses, lost_by_waiting
 
 
 def steps(rank, walls, *, iterations=None, incarnation=1, start_s=0.0):
@@ -78,3 +81,26 @@ def test_a_step_done_twice_or_skipped_was_thrown_away():
 def test_the_killed_worker_itself_is_not_judged():
     records = steps(0, [1.0] * 5) + steps(1, [1.0, 50.0, 1.0])
     assert set(iteration_losses(records, killed=[Rank(1)])) == {Rank(0)}
+
+
+def waiting(rank, *waits_s):
+    """Iterations of 1 s, and what was waited in each beside that."""
+    made = steps(rank, [1.0 + wait_s for wait_s in waits_s])
+    return [replace(step, waited_s=wait_s) for step, wait_s in zip(made, waits_s, strict=True)]
+
+
+def test_what_all_who_stay_wait_for_at_once_is_lost():
+    together = waiting(0, 0, 0, 1.2, 0.3, 0.0) + waiting(1, 0, 0, 1.1, 0.2, 0.0)
+    leaving = waiting(2, 0, 0.0)
+    assert lost_by_waiting(together + leaving, staying=[Rank(0), Rank(1)]) == {3: 1.1}
+
+
+def test_waiting_for_one_that_computes_longer_is_not_lost():
+    records = waiting(0, 0, 0, 3.0, 0.0) + steps(1, [1.0, 1.0, 4.0, 1.0])
+    assert lost_by_waiting(records, staying=[Rank(0), Rank(1)]) == {}
+
+
+def test_first_iterations_and_those_that_not_all_made_are_not_judged_by_waiting():
+    records = waiting(0, 5.0, 0, 0, 5.0) + waiting(1, 5.0, 0, 0)
+    assert lost_by_waiting(records, staying=[Rank(0), Rank(1)]) == {}
+    assert lost_by_waiting([], staying=[Rank(0)]) == {}

@@ -1,6 +1,7 @@
 """Facts: before the start, links are counted, steps kept and questions of others answered; at the
 start members and what came early become events, but for steps that the weights hold already;
-later, links come and go as events. Who has stopped or saved is known per link; nonsense is kept
+later, links come and go as events; for one that was told to end a barrier holds a moment, unless
+the manifest has it no longer. Who has stopped or saved is known per link; nonsense is kept
 as a refusal.
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_api.names import Rank
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_worker.exchange import LinkDown, LinkUp, Refused
 from dlion_worker.policies.interface import (
     MemberJoined,
@@ -121,6 +123,32 @@ def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves(
     now_s += DEPARTURE_S
     assert inbox.drain() == [MemberLeft(A)]
     assert inbox.drain() == []
+
+
+@pytest.mark.parametrize(
+    ("expected_count", "state_of_a", "is_gone"),
+    [
+        (3, MemberState.READY, False),  # all may have been told to end
+        (3, MemberState.LOST, False),
+        (2, MemberState.READY, True),  # as when a group has shrunk
+        (2, MemberState.FINISHED, True),
+    ],
+)
+def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
+    expected_count: int, state_of_a: MemberState, is_gone: bool
+) -> None:
+    states = {Rank(0): MemberState.READY, A: state_of_a, B: MemberState.READY}
+    members = tuple(
+        Member(WorkerIdentity(rank, SiteName("plant-a"), "g", rank), 1, state, "")
+        for rank, state in states.items()
+    )
+    told = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
+    inbox = Inbox(lambda peer, message: None, lambda: told)
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
+    inbox.start(0)
+    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    left = [MemberLeft(A)] if is_gone else []
+    assert arrive(inbox, leaving, LinkDown(A, 1, "closing")) == left
 
 
 def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: Inbox) -> None:

@@ -71,6 +71,32 @@ def iteration_losses(
     return {rank: _loss(rank, own, since_s, until_s) for rank, own in sorted(steps.items())}
 
 
+def lost_by_waiting(
+    records: Iterable[ProgressRecord], *, staying: Collection[Rank]
+) -> dict[int, float]:
+    """Iterations that waiting made longer than twice the median of one of those who stayed.
+
+    By iteration, how long it held them, seconds: the least that any of `staying` waited in it, as
+    where one waited less, its own computing held the others. That is what a loss of the others is
+    judged by where computing itself takes now this long and now that, as on a busy machine or
+    under a quota: an iteration that takes what it usually does becomes longer than two medians by
+    more than one median of waiting. First iterations of an incarnation are left out.
+    """
+    walls_s: dict[Rank, list[float]] = {}
+    waits_s: dict[int, list[float]] = {}
+    begun = set()
+    for record in records:
+        if not isinstance(record, StepRecord) or record.rank not in staying:
+            continue
+        walls_s.setdefault(record.rank, []).append(record.wall_s)
+        if (record.rank, record.incarnation) in begun:
+            waits_s.setdefault(record.iteration, []).append(record.waited_s)
+        begun.add((record.rank, record.incarnation))
+    allowed_s = (SLOW_FACTOR - 1) * min(map(median, walls_s.values()), default=0.0)
+    held_s = {each: min(those) for each, those in waits_s.items() if len(those) == len(staying)}
+    return {each: by_s for each, by_s in sorted(held_s.items()) if by_s > allowed_s}
+
+
 def _loss(rank: Rank, steps: list[StepRecord], since_s: float, until_s: float) -> IterationLoss:
     usual_s = median([step.wall_s for step in steps])
     first: dict[int, StepRecord] = {}

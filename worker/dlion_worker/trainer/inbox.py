@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 from dlion_api.errors import ContractError
+from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank
 from dlion_worker.exchange import ExchangeEvent, LinkDown, LinkUp, Refused, StatePulled
 from dlion_worker.policies.interface import (
@@ -34,7 +35,8 @@ _HANDED_ON = re.compile(r"worker \d+: ")
 
 
 DEPARTURE_S = 1.0
-"""For so long a barrier still holds for a peer that has said that it was told to end."""
+"""For so long a barrier still holds for a peer that has said that it was told to end, and may be
+one of many: where the manifest has it no longer, nobody holds for it."""
 
 
 class Farewell(IntEnum):
@@ -58,9 +60,14 @@ def farewell(reason: str, iteration: int, meaning: Farewell = Farewell.STOPPED) 
 class Inbox:
     """A queue between two threads. `put` is called by the exchange, all else by the trainer."""
 
-    def __init__(self, send: Callable[[Rank, Message], None]) -> None:
-        """`send(peer, message)` queues a message on a link."""
+    def __init__(
+        self,
+        send: Callable[[Rank, Message], None],
+        membership: Callable[[], Membership | None] = lambda: None,
+    ) -> None:
+        """`send(peer, message)` queues a message on a link; `membership`: as last heard."""
         self._send = send
+        self._membership = membership
         self._queue: queue.SimpleQueue[ExchangeEvent | Regrouped] = queue.SimpleQueue()
         self._started = False
         self.iteration = 0
@@ -158,7 +165,8 @@ class Inbox:
         """Events of all that has arrived, without waiting."""
         events = [event for arrival in self._arrivals() for event in self._translate(arrival)]
         now_s = time.monotonic()
-        return events + self._gone([r for r, due_s in self._departed.items() if due_s <= now_s])
+        gone = [r for r, due_s in self._departed.items() if due_s <= now_s or self._is_over(r)]
+        return events + self._gone(gone)
 
     def take_refusals(self) -> list[Refused]:
         """What the exchange has refused since the last call."""
@@ -215,6 +223,16 @@ class Inbox:
             self._departed[peer] = time.monotonic() + DEPARTURE_S
             return []
         return [MemberLeft(peer)]
+
+    def _is_over(self, departed: Rank) -> bool:
+        """Whether it does not come back: its part has ended in order, or the manifest has fewer
+        workers by now than are there."""
+        membership = self._membership()
+        if membership is None:
+            return False
+        member = membership.member(departed)
+        has_ended = member is not None and member.state is MemberState.FINISHED
+        return has_ended or len(membership.ready()) > membership.expected_count
 
     def _gone(self, peers: list[Rank]) -> list[Event]:
         """Those among them that have departed: now they count as gone."""

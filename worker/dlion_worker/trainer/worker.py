@@ -60,7 +60,6 @@ class Worker:
         self._progress = JobProgress()
         self._incarnation = next_incarnation(config.state_dir)
         self._closing = ExitStack()
-        self._inbox = Inbox(lambda peer, message: self._exchange.send(peer, message))
         self._sidecar = SidecarClient(config.socket_path)
         self._coordination = CoordinationClient(
             config,
@@ -69,7 +68,9 @@ class Worker:
             spec_hash=job.hash(),
             incarnation=self._incarnation,
         )
-        self._came_back = self._coordination.membership() is not None
+        self._members = self._coordination.membership
+        self._came_back = self._members() is not None
+        self._inbox = Inbox(lambda peer, message: self._exchange.send(peer, message), self._members)
         self._reporter = Reporter(
             rank=self._rank,
             incarnation=self._incarnation,
@@ -199,9 +200,8 @@ class Worker:
         )
         self._closing.callback(self._exchange.close)
         self._exchange.start()
-        membership = self._coordination.membership
         self._neighbourhood = Neighbourhood(
-            self._job, self._config, self._exchange, membership, regrouped=self._inbox.put
+            self._job, self._config, self._exchange, self._members, regrouped=self._inbox.put
         )
         self._sidecar.on_directive(self._neighbourhood.directed)
         self._companions = Companions(
@@ -263,7 +263,7 @@ class Worker:
             rank=self._rank,
             exchange=self._exchange,
             inbox=self._inbox,
-            membership=self._coordination.membership,
+            membership=self._members,
             stopped=self._stopped,
             has_barrier=all_update_together(self._job.spec),
             comes_back=comes_back,
