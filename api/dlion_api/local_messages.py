@@ -23,9 +23,11 @@ from dlion_api.measurements import (
     Directive,
     LinkDelivery,
     MeasuringEndpoint,
+    MeasuringRefused,
     Peers,
     SpeedProbe,
     StepTiming,
+    StreamRefusals,
 )
 
 MAX_LINE_BYTES = 1 << 20
@@ -34,10 +36,12 @@ MAX_LINE_BYTES = 1 << 20
 MAX_TEXT_CHARACTERS = 4096
 MAX_INTEGER = 2**63 - 1
 
-TrainerRecord = SpeedProbe | StepTiming | LinkDelivery | CpuAllowance | Peers | Directive
+TrainerRecord = (
+    SpeedProbe | StepTiming | LinkDelivery | CpuAllowance | Peers | StreamRefusals | Directive
+)
 """Trainer to sidecar. A `Directive` is the last one obeyed, told to a sidecar that restarted."""
 
-SidecarRecord = MeasuringEndpoint | Directive
+SidecarRecord = MeasuringEndpoint | MeasuringRefused | Directive
 """Sidecar to trainer."""
 
 LocalRecord = TrainerRecord | SidecarRecord
@@ -50,7 +54,9 @@ _KINDS: dict[str, type] = {
         LinkDelivery,
         CpuAllowance,
         Peers,
+        StreamRefusals,
         MeasuringEndpoint,
+        MeasuringRefused,
         Directive,
     )
 }

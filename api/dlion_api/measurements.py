@@ -1,7 +1,8 @@
 """What trainer and sidecar tell each other over their Unix socket.
 
-Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`. Sidecar to
-trainer: `MeasuringEndpoint`, `Directive`. `local_messages` gives their form on the socket.
+Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`,
+`StreamRefusals`. Sidecar to trainer: `MeasuringEndpoint`, `MeasuringRefused`, `Directive`.
+`local_messages` gives their form on the socket.
 """
 
 from __future__ import annotations
@@ -109,6 +110,30 @@ class Peers:
     """Of those, this worker's; 0: not told."""
     trust: str = ""
     """By which authorities they are known (`dlion_api.trust`); empty: by none, or not told."""
+
+
+@dataclass(frozen=True)
+class RefusalCount:
+    """How often a worker refused callers for a reason, or (`dialled`) was refused itself."""
+
+    kind: str
+    """A `dlion_api.refusals.PeerRefusal`."""
+    dialled: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class StreamRefusals:
+    """All that was refused at the exchange since the trainer began, for the sidecar's metrics."""
+
+    counts: tuple[RefusalCount, ...]
+
+
+@dataclass(frozen=True)
+class MeasuringRefused:
+    """What the sidecar refused, or was refused, in words for the run's events."""
+
+    words: str
 
 
 @dataclass(frozen=True)

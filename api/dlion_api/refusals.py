@@ -1,12 +1,15 @@
-"""Why a coordinator refuses a worker's call, as said in the call's trailing metadata.
+"""Why a coordinator refuses a worker's call, and a worker or keeper a peer's, as said in the call's
+trailing metadata.
 
-A status code alone does not tell a worker what to do; the reason does. Raised by the operator's
-coordinator, read by the worker's client. The spellings are API: documented, never renamed.
+A status code alone does not tell a worker what to do; the reason does. Raised by whoever serves,
+read by whoever calls, and counted by both. The spellings are API: documented, never renamed.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from dlion_api.errors import ContractError
 
 
 class RefusalReason(StrEnum):
@@ -30,8 +33,41 @@ class RefusalReason(StrEnum):
         )  # fmt: skip
 
 
+class PeerRefusal(StrEnum):
+    """Why a worker or a keeper refused a caller; the last three are the caller's own finding."""
+
+    BAD_CERTIFICATE = "BadCertificate"  # not that worker's of this run, by its own site's authority
+    WRONG_RUN = "WrongRun"  # the caller takes part in another run
+    UNKNOWN_WORKER = "UnknownWorker"  # no such worker, or that rank is another's
+    OLD_INCARNATION = "OldIncarnation"  # a newer start of this worker is known
+    QUARANTINED = "Quarantined"  # it has broken the protocol too often
+    WRONG_RELEASE = "WrongRelease"  # another version of the protocol
+    NOT_ITS_OWN = "NotItsOwn"  # a file that is another's, or nobody's
+    MALFORMED = "Malformed"  # what came breaks the protocol
+    UNPROVEN = "Unproven"  # what answers cannot prove that it is that peer
+    NOT_BELIEVED = "NotBelieved"  # what answers closes in the handshake: it believes not this one
+    UNKNOWN_AUTHORITY = "UnknownAuthority"  # nothing is known to believe that peer's site by
+
+
+class CallerError(ContractError):
+    """A caller is refused for that reason."""
+
+    def __init__(self, kind: PeerRefusal, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def kind_of(error: Exception) -> PeerRefusal:
+    """Why whoever made that error is refused.
+
+    >>> str(kind_of(ContractError("frame of 9999999 bytes")))
+    'Malformed'
+    """
+    return error.kind if isinstance(error, CallerError) else PeerRefusal.MALFORMED
+
+
 REASON_KEY = "dlion-reason"
-"""Trailing metadata: the `RefusalReason`."""
+"""Trailing metadata: the `RefusalReason` or `PeerRefusal`."""
 
 KNOWN_INCARNATION_KEY = "dlion-known-incarnation"
 """Trailing metadata beside `OLD_INCARNATION`: the newest incarnation that the coordinator knows."""

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dlion_api.names import JobKey
 from dlion_api.status import State
 from dlion_operator.cluster import Kind
 from dlion_operator.federation.node import FederationNode
@@ -66,11 +67,13 @@ class JobMetrics(Collector):
         *,
         refusals: Callable[[], Mapping[str, int]],
         calls: Callable[[], Mapping[str, int]],
+        keeper_refusals: Callable[[], Mapping[JobKey, Mapping[str, int]]],
         watch_age_s: Callable[[], float],
     ) -> None:
         self._store = store
         self._refusals = refusals
         self._calls = calls
+        self._keeper_refusals = keeper_refusals
         self._watch_age_s = watch_age_s
 
     def collect(self) -> Iterator[Metric]:
@@ -93,6 +96,15 @@ class JobMetrics(Collector):
         for call, count in self._calls().items():
             called.add_metric([call], count)
         yield called
+        kept_off = CounterMetricFamily(
+            "dlion_keeper_refusals",
+            "Callers that the site's keeper refused",
+            labels=["namespace", "job", "reason"],
+        )
+        for run, refusals in self._keeper_refusals().items():
+            for reason, count in refusals.items():
+                kept_off.add_metric([run.namespace, run.name, reason], count)
+        yield kept_off
         yield from self._jobs()
 
     def _jobs(self) -> Iterator[Metric]:

@@ -136,6 +136,7 @@ class SiteOperator:
             on_bundles=server.trust,
         )
         runs.federate(node)
+        node.service.on_refused = runs.refused_callers.at_federation
         self._parts.push_async_callback(node.close)
         await node.start(f"[::]:{federation.port}")
         self._metrics.registry.register(FederationMetrics(node))
@@ -155,6 +156,7 @@ class SiteOperator:
                 self.store,
                 refusals=runs.refusals,
                 calls=runs.calls,
+                keeper_refusals=runs.keeper_refusals,
                 watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
             )
         )

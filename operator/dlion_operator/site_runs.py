@@ -37,6 +37,7 @@ from dlion_operator.other_sites import (
     workers_of_all,
 )
 from dlion_operator.progress import RunProgress
+from dlion_operator.refused_callers import RefusedCallers
 from dlion_operator.statuses import as_kubernetes
 from dlion_operator.store import ObjectName
 from dlion_operator.target import TargetWatch
@@ -89,6 +90,9 @@ class SiteRuns:
         self._trigger = trigger
         self._neighbours: Neighbours | None = None
         self._served: dict[JobKey, _Served] = {}
+        self.refused_callers = RefusedCallers(self._served, trigger)
+        server.on_refused(self.refused_callers.at_coordinator)
+        server.on_keeper_refused(self.refused_callers.at_keeper)
 
     def federate(self, neighbours: Neighbours) -> None:
         """Runs are held against what other sites say from now on."""
@@ -322,6 +326,10 @@ class SiteRuns:
     def refusals(self) -> Mapping[str, int]:
         """Refused calls by reason since the start."""
         return {str(reason): count for reason, count in self._server.refusals().items()}
+
+    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
+        """By run and reason, since each keeper began."""
+        return self._server.keeper_refusals()
 
     def calls(self) -> Mapping[str, int]:
         """Calls by name since the start."""

@@ -1,8 +1,9 @@
-"""What a run's workers tell, as Kubernetes events on their DLionJob. Pure, bounded memory.
+"""What a run's workers tell, and who was refused, as Kubernetes events on their DLionJob. Pure,
+bounded memory.
 
 Owns which of their records become events (docs/conditions.md) and how often: each reason of a job
 is told at once, and then with its count ever more rarely while it goes on, so that no number of
-workers floods the API server. Fed by `site_runs`; posted by `reconcile`.
+workers floods the API server. Fed by `site_runs` and `refused_callers`; posted by `reconcile`.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ TOLD = frozenset(
 """Reasons of records that become events of the same reason, but for this one:"""
 PEER_LOST = "PeerLost"
 BANDWIDTH_DROPPED = "BandwidthDropped"
+CALLER_REFUSED = "CallerRefused"
 
 
 @dataclass
 class _Series:
-    """Events of one reason."""
+    """Events of one reason, and of one kind where it has several."""
 
+    reason: str
     count: int = 0
     """Not told yet."""
     message: str = ""
@@ -82,7 +85,8 @@ class WorkerNews:
     """One run's events that are still to be told."""
 
     def __init__(self, workers: Iterable[WorkerIdentity]) -> None:
-        self._series: dict[str, _Series] = {}
+        self._series: dict[tuple[str, str], _Series] = {}
+        """By reason and kind."""
         self._links: dict[tuple[Rank, Rank], _Usual] = {}
         self.expect(workers)
 
@@ -104,17 +108,22 @@ class WorkerNews:
             case _:
                 pass
 
+    def refuse(self, kind: str, message: str, *, warning: bool) -> bool:
+        """A caller was refused; `kind` is by whom and why. Whether it is the first of its kind that
+        is not told yet."""
+        return self._add(CALLER_REFUSED, f"{kind}: {message}", warning=warning, kind=kind)
+
     def due(self, now_s: float) -> tuple[Notice, ...]:
         """Events to post now; they are not given again."""
         notices = []
-        for reason, series in self._series.items():
+        for series in self._series.values():
             if not series.count or now_s < series.due_s:
                 continue
             is_new = now_s - series.due_s >= LONGEST_PAUSE_S
             series.pause_s = FIRST_PAUSE_S if is_new else series.pause_s
             notices.append(
                 Notice(
-                    reason,
+                    series.reason,
                     series.message,
                     "Warning" if series.warning else "Normal",
                     count=series.count,
@@ -125,11 +134,12 @@ class WorkerNews:
             series.pause_s = min(2 * series.pause_s, LONGEST_PAUSE_S)
         return tuple(notices)
 
-    def _add(self, reason: str, message: str, *, warning: bool) -> None:
-        series = self._series.setdefault(reason, _Series())
+    def _add(self, reason: str, message: str, *, warning: bool, kind: str = "") -> bool:
+        series = self._series.setdefault((reason, kind), _Series(reason))
         series.count += 1
         series.message = message
         series.warning |= warning
+        return series.count == 1
 
     def _name(self, rank: Rank) -> str:
         return self._names.get(rank, f"worker {rank}")

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.membership import MemberState
-from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.records import record_from_json, record_to_json
 from dlion_api.refusals import REASON_KEY, RefusalReason
@@ -272,6 +272,32 @@ async def test_a_keeper_follows_and_goes_on_where_it_was(hub: Hub, stub: Any) ->
     assert (again.first_sequence, said(again.records_json)) == (3, ["c", "d"])
     anew = await hub.follow(stub, opened, "another life", taken=2).read()
     assert (anew.first_sequence, said(anew.records_json)) == (1, ["a", "b", "c", "d"])
+
+
+@runs
+async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
+    told: list[tuple[JobKey, str, str]] = []
+    hub.server.on_keeper_refused(lambda *words: told.append(words))
+    opened = job()
+    hub.open(opened)
+    token = hub.tokens.issue(KEEPER, opened.key)
+
+    def follow(words: str, **refusals: int) -> Any:
+        about = {"token": token, "run": str(opened.key), "site": SITE}
+        return stub.Follow(
+            wire.FollowRequest(**about, refusals=refusals, refused_words=words)
+        ).read()
+
+    await follow("")
+    await follow("not its own", NotItsOwn=2)
+    await follow("of no authority", NotItsOwn=2, BadCertificate=1)
+    assert told == [
+        (opened.key, "NotItsOwn", "not its own"),
+        (opened.key, "BadCertificate", "of no authority"),
+    ]
+    assert hub.server.keeper_refusals() == {opened.key: {"NotItsOwn": 2, "BadCertificate": 1}}
+    bad = wire.FollowRequest(token=token, run=str(opened.key), site=SITE, refusals={"Other": 1})
+    assert await refusal(stub.Follow(bad)) is RefusalReason.MALFORMED
 
 
 @runs

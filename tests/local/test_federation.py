@@ -446,11 +446,21 @@ async def test_what_is_hostile_past_tls_is_refused_by_name(folder: Path) -> None
         assert node.reports(JOB).keys() == {B}
 
 
+INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+UNKNOWN_FIELD = b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)
+
+
 @within
 async def test_a_huge_statement_is_refused(folder: Path) -> None:
     async with scene(folder) as at, at.channel(at.identity()) as channel:
-        error = await called(channel, [HELLO, b"\x12" * (MAX_STATEMENT_BYTES + 1)])
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for content, code in (
+            (to_wire(Beat()).SerializeToString() + UNKNOWN_FIELD, INVALID),
+            (b"\x12" * (2 * MAX_STATEMENT_BYTES + 1), EXHAUSTED),  # gRPC's own: is not counted
+        ):
+            error = await called(channel, [HELLO, content])
+            assert error.code() is code
+        assert at.called.node is not None
+        assert at.called.node.service.refusals == {RefusalReason.MALFORMED: 1}
         assert heard(at.called, B) == report(B, 1)
 
 

@@ -18,6 +18,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName
+from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials
@@ -109,8 +110,8 @@ class Measured:
         self.peers[capacity.rank] = capacity.samples_per_s
         self.news.set()
 
-    def refused(self) -> None:
-        self.refusals += 1
+    def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
+        self.refusals += not dialled
 
 
 def test_sidecars_measure_each_other_through_the_same_port(

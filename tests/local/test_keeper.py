@@ -32,6 +32,7 @@ from dlion_api.wire.coordination_pb2 import Worker
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.keeper import store as store_module
+from dlion_worker.keeper.refusals import Refusals
 from dlion_worker.keeper.service import KeepingService
 from dlion_worker.keeper.store import Store
 from dlion_worker.keeper.workers import WORKERS_FILE, SiteWorkers
@@ -63,6 +64,7 @@ class Keeper:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
+        self.refusals = Refusals()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -100,7 +102,9 @@ class Keeper:
     async def _start(self) -> None:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkers(self.folder, job(), PLANT_A)
-        self.service = KeepingService(job().key, workers, Store(self.folder), lambda: credentials)
+        self.service = KeepingService(
+            job().key, workers, Store(self.folder), lambda: credentials, self.refusals
+        )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))
         secure = credentials.server()

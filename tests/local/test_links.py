@@ -19,6 +19,7 @@ import pytest
 from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import PeerRefusal
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot
@@ -234,6 +235,21 @@ def test_a_worker_of_another_run_is_refused(
         refused = worker.wait_for(Refused, lambda event: event.outgoing)
         assert ("cannot prove" if tls else "this worker takes part in") in refused.reason
         assert not next(iter(worker.exchange.link_states().values())).connected
+
+
+def test_a_site_whose_authority_comes_late_is_linked_then(
+    start: Start, authorities: dict[SiteName, Authority]
+) -> None:
+    mine = credentials(A, authorities)
+    mine.trust({PLANT_A: authorities[PLANT_A].bundle_pem})
+    a, b = start(A, mine), start(B)
+    introduce(a, b)
+    refused = a.wait_for(Refused)
+    assert (refused.outgoing, refused.kind) == (True, PeerRefusal.UNKNOWN_AUTHORITY)
+    time.sleep(1.0)  # it dials several times, which is no offence of the peer's
+    mine.trust({site: each.bundle_pem for site, each in authorities.items()})
+    for worker in (a, b):
+        worker.wait_for(LinkUp)
 
 
 def test_a_site_that_claims_to_be_another_is_refused(

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.local_messages import decode, encode
-from dlion_api.measurements import Directive, Grouping, SpeedProbe, StepTiming
+from dlion_api.measurements import (
+    Directive,
+    Grouping,
+    RefusalCount,
+    SpeedProbe,
+    StepTiming,
+    StreamRefusals,
+)
 from dlion_api.names import Rank
 
 counts = st.integers(0, 2**40)
@@ -52,6 +59,20 @@ directives = st.builds(
         st.lists(ranks, max_size=3).map(tuple),
     ),
 )
+refusals = st.builds(
+    StreamRefusals,
+    st.lists(
+        st.builds(
+            RefusalCount,
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+            st.booleans(),
+            counts,
+        ),
+        max_size=4,
+    ).map(tuple),
+)
+records = steps | probes | directives | refusals
+Record = StepTiming | SpeedProbe | Directive | StreamRefusals
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -59,8 +80,8 @@ json_values = st.recursive(
 )
 
 
-@given(steps | probes | directives)
-def test_any_record_survives_its_line(record: StepTiming | SpeedProbe | Directive) -> None:
+@given(records)
+def test_any_record_survives_its_line(record: Record) -> None:
     assert decode(encode(record)) == record
 
 
@@ -72,9 +93,9 @@ def test_any_bytes_are_a_record_or_refused(line: bytes) -> None:
         return
 
 
-@given(steps | probes | directives, st.data())
+@given(records, st.data())
 def test_a_record_with_one_value_replaced_is_a_record_or_refused(
-    record: StepTiming | SpeedProbe | Directive, data: st.DataObject
+    record: Record, data: st.DataObject
 ) -> None:
     document = json.loads(encode(record))
     document[data.draw(st.sampled_from(sorted(document)))] = data.draw(json_values)

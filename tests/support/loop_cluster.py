@@ -29,6 +29,7 @@ from dlion_worker.trainer.entrance import Entrance
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted
 from dlion_worker.trainer.loop import Parts, TrainingLoop
+from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.stopping import JobProgress
 
 SIZE = 6
@@ -308,7 +309,7 @@ class Node:
             take_deliveries=list, room_bytes=self.room_bytes, one_way_delays_s=dict,
             quarantine=nothing, set_budgets=nothing,
         )  # fmt: skip
-        sidecar = SimpleNamespace(latest_directive=nothing, send=nothing)
+        sidecar = SimpleNamespace(latest_directive=nothing, send=nothing, on_refused=nothing)
         reporter = SimpleNamespace(
             step=self._note,
             event=nothing,
@@ -317,11 +318,12 @@ class Node:
             rank=self.rank,
             incarnation=self.incarnation,
         )
+        refusals = Refusals(reporter, sidecar, lambda: exchange, lambda: self.progress.iteration)
         self.loop = TrainingLoop(
             Parts(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
-                inbox=self.inbox, training_set_samples=lambda: 1000,
+                inbox=self.inbox, refusals=refusals, training_set_samples=lambda: 1000,
                 worker_count=len(self._job.workers()),
             ),
             progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,

@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_api.trust import BACKDATED, renewal_after
 
 MAX_CERTIFICATE_BYTES = 16384
@@ -165,25 +166,25 @@ class WorkerCredentials:
         """Passes if that certificate is that worker's, by its own site's authority.
 
         Raises:
-            ContractError: It is not, or there is none. No retry helps.
+            CallerError: It is not, or there is none. No retry helps.
         """
         if not self.enabled:
             return
         if not certificate_pem or len(certificate_pem) > MAX_CERTIFICATE_BYTES:
-            raise ContractError(f"{claimed.name}: no certificate of a usable size was shown")
+            raise _bad(f"{claimed.name}: no certificate of a usable size was shown")
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
             policy = PolicyBuilder().store(self._store(claimed.site)).time(now or datetime.now(UTC))
             subjects = policy.build_client_verifier().verify(certificate, []).subjects
         except (ValueError, VerificationError, UnknownAuthorityError) as error:
-            raise ContractError(
+            raise _bad(
                 f"certificate of a caller that claims to be {claimed.name} is not by the"
                 f" authority of site {claimed.site}: {error}"
             ) from error
         wanted = x509.UniformResourceIdentifier(claimed.spiffe_id(job))
         if wanted not in (subjects or []):
             given = ", ".join(str(name.value) for name in subjects or [])
-            raise ContractError(
+            raise _bad(
                 f"a caller claims to be {wanted.value}, its certificate says {given or 'nothing'}"
             )
 
@@ -207,6 +208,10 @@ class WorkerCredentials:
         if site not in self._stores:
             self._stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
         return self._stores[site]
+
+
+def _bad(words: str) -> CallerError:
+    return CallerError(PeerRefusal.BAD_CERTIFICATE, words)
 
 
 def renewal_due_s(chain_pem: bytes, *, now: datetime | None = None) -> float:

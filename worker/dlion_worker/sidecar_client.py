@@ -19,7 +19,14 @@ from typing import Self
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.local_messages import MAX_LINE_BYTES, TrainerRecord, decode, encode
-from dlion_api.measurements import CpuAllowance, Directive, MeasuringEndpoint, Peers
+from dlion_api.measurements import (
+    CpuAllowance,
+    Directive,
+    MeasuringEndpoint,
+    MeasuringRefused,
+    Peers,
+    StreamRefusals,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,9 +38,10 @@ _RECEIVE_BYTES = 65536
 class SidecarClient:
     """Sends records and holds the last directive. Safe to use from any thread.
 
-    `CpuAllowance` and `Peers` are states: only the newest of each is kept, and both are told again
-    to a sidecar that restarted, with the last directive, so that it takes up where the old one
-    was. Other records are events: when the sidecar does not keep up the oldest give way.
+    `CpuAllowance`, `Peers` and `StreamRefusals` are states: only the newest of each is kept, and
+    all are told again to a sidecar that restarted, with the last directive, so that it takes up
+    where the old one was. Other records are events: when the sidecar does not keep up the oldest
+    give way.
     """
 
     def __init__(self, socket_path: str | Path) -> None:
@@ -44,6 +52,7 @@ class SidecarClient:
         self._told: dict[type, TrainerRecord] = {}
         self._directive: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
+        self._on_refused: Callable[[str], None] | None = None
         self._resume_from: Directive | None = None
         self._endpoint: str | None = None
         self._connection: socket.socket | None = None
@@ -55,7 +64,7 @@ class SidecarClient:
     def send(self, record: TrainerRecord) -> None:
         """Queues a record for the sidecar; returns at once, whatever the sidecar does."""
         with self._lock:
-            if isinstance(record, CpuAllowance | Peers):
+            if isinstance(record, CpuAllowance | Peers | StreamRefusals):
                 self._states[type(record)] = record
             else:
                 self._dropped_count += len(self._events) == MAX_QUEUED_RECORDS
@@ -69,6 +78,11 @@ class SidecarClient:
             self._on_directive, directive = call, self._directive
         if directive is not None:
             call(directive)
+
+    def on_refused(self, call: Callable[[str], None]) -> None:
+        """From now on `call` takes what the sidecar says that it refused, or was refused; in the
+        thread that listens: it must not wait."""
+        self._on_refused = call
 
     def latest_directive(self) -> Directive | None:
         """The sidecar's last word; None until it has spoken."""
@@ -216,8 +230,10 @@ class SidecarClient:
                 self._directive, call = record, self._on_directive
             elif isinstance(record, MeasuringEndpoint):
                 self._endpoint = record.address
-            else:
+            elif not isinstance(record, MeasuringRefused):
                 raise ContractError(f"a sidecar does not send {type(record).__name__}")
             self._lock.notify_all()
         if call is not None and isinstance(record, Directive):
             call(record)
+        if isinstance(record, MeasuringRefused) and self._on_refused is not None:
+            self._on_refused(record.words)

@@ -338,11 +338,33 @@ Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
 class FollowRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOKEN_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     SITE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    REFUSED_WORDS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     run: _builtins.str
     site: _builtins.str
@@ -350,6 +372,13 @@ class FollowRequest(_message.Message):
     """of the last message that was taken; empty at first"""
     taken_sequence: _builtins.int
     """of the last record that was taken in that epoch"""
+    refused_words: _builtins.str
+    @_builtins.property
+    def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Callers that the keeper has refused since it began, by dlion_api.refusals.PeerRefusal, and the
+        words of the last one: it follows anew when there are more.
+        """
+
     def __init__(
         self,
         *,
@@ -358,10 +387,12 @@ class FollowRequest(_message.Message):
         site: _builtins.str = ...,
         epoch: _builtins.str = ...,
         taken_sequence: _builtins.int = ...,
+        refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_words: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run", b"run", "site", b"site", "taken_sequence", b"taken_sequence", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "refusals", b"refusals", "refused_words", b"refused_words", "run", b"run", "site", b"site", "taken_sequence", b"taken_sequence", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from dlion_api.refusals import (
     MAX_REPORT_BYTES,
     MAX_TEXT_BYTES,
     MAX_TOKEN_BYTES,
+    PeerRefusal,
 )
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
@@ -54,6 +55,7 @@ def checked_size(request: Request) -> None:
     if isinstance(request, coordination_pb2.FollowRequest):
         _short("site", request.site)
         _short("epoch", request.epoch)
+        _checked_refusals(request)
         return
     _short("worker.site", request.worker.site)
     _short("worker.group", request.worker.group)
@@ -155,6 +157,14 @@ def membership_update(
             for member in membership.members
         ],
     )
+
+
+def _checked_refusals(request: coordination_pb2.FollowRequest) -> None:
+    _short("refused_words", request.refused_words)
+    for kind, count in request.refusals.items():
+        if kind not in set(PeerRefusal):
+            raise ContractError(f"refusals: {kind!r:.80}; allowed: {', '.join(PeerRefusal)}")
+        _counter(f"refusals of {kind}", count)
 
 
 def _checked_sign(request: coordination_pb2.SignRequest) -> None:

@@ -81,8 +81,14 @@ class ServedRun:
         tokens: TokenVerifier,
         on_record: Callable[[ProgressRecord], None],
         start_time_monotonic_s: float,
+        on_keeper_refused: Callable[[JobKey, str, str], None],
     ) -> None:
-        """`bundles` are of sites whose workers are signed for elsewhere."""
+        """`bundles` are of sites whose workers are signed for elsewhere. `on_keeper_refused` hears
+        of each reason for which this site's keeper has refused more callers, and the last one's
+        words."""
+        self._on_keeper_refused = on_keeper_refused
+        self.keeper_refusals: Mapping[str, int] = {}
+        """Of this site's keeper, since it began, by reason."""
         self.state = state
         self._feed = feed
         self._authorities = dict(authorities)
@@ -187,6 +193,7 @@ class ServedRun:
         """Records from where the follower was, as they come, and at last how the run ended."""
         event = follow_event(request, token_ok=await self._token_ok(request))
         self._answer(self.state.handle(event))
+        self._hear_refusals(request)
         stream = next(self._numbers)
         self._replace_follower(event.worker.site, stream)
         self._fed[stream] = asyncio.Event()
@@ -202,6 +209,14 @@ class ServedRun:
             self._replaced.discard(stream)
             if self._followers.get(event.worker.site) == stream:
                 del self._followers[event.worker.site]
+
+    def _hear_refusals(self, request: coordination_pb2.FollowRequest) -> None:
+        """Whom the keeper has refused since it began; the newest of them is told."""
+        refusals = dict(request.refusals)
+        grown = [kind for kind, n in refusals.items() if n > self.keeper_refusals.get(kind, 0)]
+        self.keeper_refusals = refusals
+        for kind in grown:
+            self._on_keeper_refused(self.state.job, kind, request.refused_words)
 
     async def _next_batch(self, stream: int, sequence: int) -> Batch | None:
         """The records from there on, once there are any; None: the stream is to end."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
     from dlion_operator.authority import Authority
+    from dlion_operator.coordinator.events import Refuse
 
 MAX_CALLS = 16_384
 """Under way at once. Every worker holds one stream and has at most a report and two signings."""
@@ -64,6 +65,7 @@ class CoordinatorServer:
         self._runs: dict[JobKey, ServedRun] = {}
         self._bundles: Mapping[SiteName, bytes] = {}
         self._server: grpc.aio.Server | None = None
+        self._on_keeper_refused: Callable[[JobKey, str, str], None] = lambda *_: None
 
     @property
     def authority_pem(self) -> bytes:
@@ -128,6 +130,7 @@ class CoordinatorServer:
             bundles=self._bundles,
             tokens=tokens,
             on_record=on_record,
+            on_keeper_refused=lambda *told: self._on_keeper_refused(*told),
             start_time_monotonic_s=(
                 time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
             ),
@@ -183,6 +186,20 @@ class CoordinatorServer:
     def calls(self) -> Mapping[str, int]:
         """Calls by name since the start, of all runs."""
         return dict(self._service.calls)
+
+    def on_refused(self, told: Callable[[str, Refuse], None]) -> None:
+        """From now on `told` hears of each refusal, and which run the caller named, if any. It runs
+        in the loop: it must neither block nor raise."""
+        self._service.on_refused = told
+
+    def on_keeper_refused(self, told: Callable[[JobKey, str, str], None]) -> None:
+        """From now on `told` hears for which reasons keepers have refused more callers, with the
+        words of the last one. It runs in the loop: it must neither block nor raise."""
+        self._on_keeper_refused = told
+
+    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
+        """Of each run that is open, whom this site's keeper has refused since it began."""
+        return {key: run.keeper_refusals for key, run in self._runs.items()}
 
     def replace_authority(self, authority: Authority) -> None:
         """Signs with that one from now on, for its site's workers and for this server itself."""

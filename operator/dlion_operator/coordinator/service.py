@@ -60,6 +60,9 @@ class CoordinationService:
         """Refused calls by reason, of all runs that are or were."""
         self.calls: Counter[str] = Counter()
         """Calls by name, refused ones too: a connection that is remade joins or follows again."""
+        self.on_refused: Callable[[str, Refuse], None] = lambda _run, _refusal: None
+        """Hears of each refusal, and which run the caller named (empty: none that could be read).
+        Runs in the loop: it must neither block nor raise."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The calls, in the form that a gRPC server takes."""
@@ -148,13 +151,16 @@ class CoordinationService:
             checked_size(checked)
             return await call(checked)
         except ContractError as error:
-            await self._refuse(Refuse(RefusalReason.MALFORMED, str(error)), context)
+            refusal = Refuse(RefusalReason.MALFORMED, str(error))
         except RefusedError as error:
-            await self._refuse(error.refusal, context)
+            refusal = error.refusal
+        named = "" if isinstance(request, DecodeError) else request.run
+        await self._refuse(named, refusal, context)
         raise AssertionError("a refusal raises")
 
-    async def _refuse(self, refusal: Refuse, context: Context) -> NoReturn:
+    async def _refuse(self, run: str, refusal: Refuse, context: Context) -> NoReturn:
         self.refusals[refusal.reason] += 1
+        self.on_refused(run, refusal)
         await _abort(refusal, context)
 
     def _run(self, request: Request) -> ServedRun:

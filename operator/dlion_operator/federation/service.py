@@ -43,7 +43,8 @@ BYTES_PER_UNIT = 1024
 """Of a caller's allowance a statement takes one unit, and one for every so many bytes."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES),
+    # A little more than the protocol allows, so that such a statement is refused by name.
+    ("grpc.max_receive_message_length", 2 * MAX_STATEMENT_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     # An operator whose node or link is gone without a word is let go after 15 s at most.
     ("grpc.keepalive_time_ms", 10_000),
@@ -93,6 +94,8 @@ class FederationService:
         self.refusals: Counter[RefusalReason] = Counter()
         self.streams = 0
         """Opened so far: connections that got past TLS."""
+        self.on_refused: Callable[[Refuse], None] = lambda _: None
+        """Hears of each refusal. Runs in the loop: it must neither block nor raise."""
 
     async def start(self, listen_address: str) -> int:
         """Opens the port and yields its number.
@@ -173,6 +176,7 @@ class FederationService:
 
     async def _refuse(self, refusal: Refuse, context: Context) -> NoReturn:
         self.refusals[refusal.reason] += 1
+        self.on_refused(refusal)
         _LOG.warning(
             "stream of %s refused, %s: %s", context.peer(), refusal.reason, refusal.message
         )
@@ -192,6 +196,8 @@ async def _next(context: Context) -> wire.Statement | None:
     if message is grpc.aio.EOF:
         return None
     statement: wire.Statement = readable(message)
+    if (size := statement.ByteSize()) > MAX_STATEMENT_BYTES:
+        raise ContractError(f"statement of {size} bytes; allowed: {MAX_STATEMENT_BYTES}")
     return statement
 
 

@@ -56,6 +56,22 @@ def test_what_goes_on_is_told_ever_more_rarely_with_its_count() -> None:
     assert news.due(later + 60)  # the pauses have begun anew
 
 
+def test_each_kind_of_refused_caller_is_told_by_itself() -> None:
+    news = WorkerNews(WORKERS)
+    assert news.refuse("coordinator: BadToken", "its words", warning=True)
+    assert not news.refuse("coordinator: BadToken", "newer words", warning=True)
+    assert news.refuse("federation: WrongSite", "others", warning=False)
+    token, site = news.due(0.0)
+    assert {token.reason, site.reason} == {"CallerRefused"}
+    assert (token.message, token.type, token.count) == (
+        "coordinator: BadToken: newer words", "Warning", 2,
+    )  # fmt: skip
+    assert (site.message, site.type, site.count) == ("federation: WrongSite: others", "Normal", 1)
+    assert news.refuse("coordinator: BadToken", "once more", warning=True)
+    assert news.due(59.0) == ()
+    assert [notice.count for notice in news.due(60.0)] == [1]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["CheckpointSaved", "WorkerLost"]), st.floats(0, 900))))
 def test_nothing_is_lost_and_nobody_is_flooded(happened: list[tuple[str, float]]) -> None:
     news, counted, posted = WorkerNews(WORKERS), 0, 0

@@ -44,6 +44,7 @@ def reading(*, full: bool) -> Reading:
         iteration_s=0.4,
         trainer_connected=True,
         refused=0,
+        refusals={("exchange", "served", "BadCertificate"): 2} if full else {},
         renewals=0,
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9) if full else NodeFacts(),
     )

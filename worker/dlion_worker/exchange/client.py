@@ -21,14 +21,16 @@ from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import WorkerIdentity
+from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
-from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
 from dlion_worker.exchange.events import StateSnapshot
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES
 from dlion_worker.exchange.links import Link, Self
 from dlion_worker.exchange.service import SERVICE
 from dlion_worker.exchange.transfer import Assembly
+from dlion_worker.refused_calls import Handshakes, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,6 @@ LinkMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
 PullMethod = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 
 _CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
-
-_REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT})
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
@@ -192,6 +192,7 @@ class Dialler:
         self._credentials = credentials
         self._chance = chance
         self._last_report = ""
+        self._handshakes = Handshakes()
         self._renewed = asyncio.Event()
         self.stream: OutgoingStream | None = None
 
@@ -233,6 +234,9 @@ class Dialler:
                 await stream.close()
         except grpc.aio.AioRpcError as error:
             reason = self._judge(error, address)
+        except UnknownAuthorityError as error:
+            reason = str(error)
+            self._tell(PeerRefusal.UNKNOWN_AUTHORITY, reason, address)
         except UnavailableError as error:
             reason = str(error)
         except ContractError as error:
@@ -243,7 +247,7 @@ class Dialler:
             self._link.outgoing_ended(reason)
         opened = stream is not None and stream.opened
         if opened:
-            self._last_report = ""
+            self._last_report, self._handshakes = "", Handshakes()
         return opened
 
     def _connection(self, address: str) -> Connection:
@@ -291,18 +295,29 @@ class Dialler:
     def _judge(self, error: grpc.aio.AioRpcError, address: str) -> str:
         """Why the stream ended, in words; what no retry will mend is reported, once."""
         details = error.details() or error.code().name
-        refused = error.code() in _REFUSALS
-        if _inside_tls(details):
-            refused = True
-            who = self._link.peer.spiffe_id(self._me.job)
+        kind = refusal_of(error)
+        who = self._link.peer.spiffe_id(self._me.job)
+        if kind is PeerRefusal.UNPROVEN:
             details = f"what answers at {address} cannot prove that it is {who}: {details}"
-        if details != self._last_report:
-            self._last_report = details
-            level = logging.WARNING if refused else logging.INFO
-            logger.log(level, "link to %s at %s: %s", self._link.peer.name, address, details)
-            if refused:
-                self._link.refused(details)
+        if not self._handshakes.is_told(kind, time.monotonic()):
+            kind = None
+        elif kind is PeerRefusal.NOT_BELIEVED:
+            details = (
+                f"what answers at {address} for {who} closes every handshake (it does not believe"
+                f" this worker, or is a proxy with nothing behind it): {details}"
+            )
+        self._tell(kind, details, address)
         return details
+
+    def _tell(self, kind: PeerRefusal | None, words: str, address: str) -> None:
+        """Reports it, unless it is what was reported last; None: a retry may do."""
+        if words == self._last_report:
+            return
+        self._last_report = words
+        level = logging.INFO if kind is None else logging.WARNING
+        logger.log(level, "link to %s at %s: %s", self._link.peer.name, address, words)
+        if kind is not None:
+            self._link.refused(kind, words)
 
     async def pull(self, *, weights_only: bool, max_state_bytes: int) -> StateSnapshot:
         """The peer's state, for as long as it keeps coming.
@@ -358,10 +373,3 @@ def _acknowledgement(data: bytes) -> Acknowledgement:
         return Acknowledgement.FromString(data)
     except DecodeError as error:
         raise ContractError(f"{len(data)} bytes that are not an acknowledgement") from error
-
-
-def _inside_tls(details: str) -> bool:
-    """Whether the connection failed over who the other side is (gRPC tells it only in words)."""
-    return any(
-        word in details for word in ("erification check", "andshak", "SSL_ERROR", "CERTIFICATE")
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlion_api.names import Rank
+from dlion_api.refusals import PeerRefusal
 from dlion_worker.policies.interface import MessageArrived
 
 
@@ -37,12 +38,14 @@ class LinkDown:
 class Refused:
     """Something was refused: a stream, a message, or (`outgoing`) one of ours by the peer.
 
-    `peer` is None where the sender could not be told (it failed to prove who it is).
+    `peer` is None where the sender could not be told (it failed to prove who it is); `reason` is
+    words for people.
     """
 
     peer: Rank | None
     reason: str
     outgoing: bool = False
+    kind: PeerRefusal = PeerRefusal.MALFORMED
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dlion_worker.exchange.client import CHANNEL_OPTIONS, Dialler
 from dlion_worker.exchange.cpu import ExchangeCpu
 from dlion_worker.exchange.deadline import HEARTBEAT_S
 from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot
-from dlion_worker.exchange.framing import check_outgoing
+from dlion_worker.exchange.framing import MAX_FRAME_BYTES, check_outgoing
 from dlion_worker.exchange.links import Link, Links, Self, Surroundings
 from dlion_worker.exchange.service import ExchangeService
 from dlion_worker.exchange.watching import watch
@@ -379,7 +379,12 @@ class Exchange:
                 watch(link, self._diallers[rank], now_s, late_s)
 
 
-_SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+_SERVER_OPTIONS = [
+    *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    # A little more than the protocol allows, so that such a frame is refused by name.
+    ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES),
+    ("grpc.so_reuseport", 0),
+]
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_worker.exchange.events import LinkDown, LinkUp
 
 
@@ -81,11 +81,12 @@ class Handshake:
         """Passes if that incarnation may say hello.
 
         Raises:
-            ContractError: It is a ghost, which has been replaced.
+            CallerError: It is a ghost, which has been replaced.
         """
         if incarnation < self.newest:
-            raise ContractError(
-                f"incarnation {incarnation} of rank {self.peer} was replaced by {self.newest}"
+            raise CallerError(
+                PeerRefusal.OLD_INCARNATION,
+                f"incarnation {incarnation} of rank {self.peer} was replaced by {self.newest}",
             )
 
     def greeted(

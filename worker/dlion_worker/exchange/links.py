@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_worker.exchange.events import ExchangeEvent, LinkDown, LinkState, LinkUp, Refused
 from dlion_worker.exchange.framing import PROTOCOL
@@ -134,7 +135,8 @@ class Link:
     def quarantine(self, reason: str) -> None:
         """Refuses the peer's present incarnation from now on."""
         self._quarantined = self.handshake.newest
-        self._shared.emit(Refused(self.rank, f"quarantined: {reason}"))
+        words = f"quarantined: {reason}"
+        self._shared.emit(Refused(self.rank, words, kind=PeerRefusal.QUARANTINED))
         self.break_off(f"quarantined: {reason}")
 
     @property
@@ -154,11 +156,12 @@ class Link:
         """Takes the peer's new stream in place of an older one.
 
         Raises:
-            ContractError: That incarnation has been replaced, or is in quarantine.
+            CallerError: That incarnation has been replaced, or is in quarantine.
         """
         self.handshake.check(hello.incarnation)
         if self._quarantined is not None and hello.incarnation <= self._quarantined:
-            raise ContractError(f"incarnation {hello.incarnation} is in quarantine")
+            words = f"incarnation {hello.incarnation} is in quarantine"
+            raise CallerError(PeerRefusal.QUARANTINED, words)
         older, self.incoming = self.incoming, stream
         if older is not None:
             older.end("replaced by a newer stream")
@@ -222,9 +225,10 @@ class Link:
         if count >= OFFENCES:
             self.quarantine(f"refused {count} times, the last time for: {reason}")
 
-    def refused(self, reason: str) -> None:
-        """The peer will not have our stream, and no retry will change that."""
-        self._shared.emit(Refused(self.rank, reason, outgoing=True))
+    def refused(self, kind: PeerRefusal, reason: str) -> None:
+        """The peer will not have our stream, or does not prove itself: a retry alone changes
+        nothing."""
+        self._shared.emit(Refused(self.rank, reason, outgoing=True, kind=kind))
 
     # ---- what leaves ----
 
@@ -317,14 +321,13 @@ class Links:
         """The link of a caller that says it is that rank of that run.
 
         Raises:
-            ContractError: Another run.
+            CallerError: Another run.
             UnavailableError: Nobody by that rank has joined, as far as is known here; it may be
                 that our membership is late.
         """
         if run != str(self.shared.me.job):
-            raise ContractError(
-                f"run {run[:300]!r}; this worker takes part in {self.shared.me.job}"
-            )
+            words = f"run {run[:300]!r}; this worker takes part in {self.shared.me.job}"
+            raise CallerError(PeerRefusal.WRONG_RUN, words)
         link = self.by_rank.get(Rank(rank))
         if link is None:
             raise UnavailableError(f"rank {rank} is not known here yet; try again")

@@ -21,6 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
 from dlion_api.wire import exchange_pb2
 from dlion_api.wire.exchange_pb2 import (
     Acknowledgement,
@@ -76,7 +77,7 @@ class ExchangeService:
         stream = IncomingStream(self._links, self._credentials, context)
         code, reason = await stream.run()
         if code is not grpc.StatusCode.OK:
-            await context.abort(code, reason)
+            await context.abort(code, reason, _told(stream.refusal))
 
     async def _pull_state(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
@@ -86,8 +87,9 @@ class ExchangeService:
                 _certificate(context), link.peer, self._links.shared.me.job
             )
         except (ContractError, DecodeError) as error:
-            self._links.shared.emit(Refused(None, f"pull of state: {error}"))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            kind = kind_of(error)
+            self._links.shared.emit(Refused(None, f"pull of state: {error}", kind=kind))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), _told(kind))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         gathering = _in_thread(self._state_provider, request.weights_only)
@@ -120,6 +122,8 @@ class IncomingStream:
         self._goes_on: asyncio.Future[None] = loop.create_future()
         self.successor: IncomingStream | None = None
         """What waits to go on where this one ends."""
+        self.refusal: PeerRefusal | None = None
+        """Why the peer was refused, if it was."""
         self.deadline = ArrivalDeadline(time.monotonic())
 
     def end(self, reason: str) -> None:
@@ -137,7 +141,8 @@ class IncomingStream:
             return grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_WITHIN_S} s"
         except ContractError as error:
             logger.warning("refused a stream: %s", error)
-            self._links.shared.emit(Refused(None, str(error)))
+            self.refusal = kind_of(error)
+            self._links.shared.emit(Refused(None, str(error), kind=self.refusal))
             return grpc.StatusCode.FAILED_PRECONDITION, str(error)
         tasks = {asyncio.create_task(self._read(link)), asyncio.create_task(self._write())}
         reason = "the connection to the peer broke"  # gRPC then cancels this very task
@@ -148,7 +153,7 @@ class IncomingStream:
                 return grpc.StatusCode.ABORTED, reason
             reason = next(task.result() for task in done if task is not self._ended)
         except ContractError as error:
-            reason = str(error)
+            reason, self.refusal = str(error), PeerRefusal.MALFORMED
             link.offended(reason)
             return grpc.StatusCode.INVALID_ARGUMENT, reason
         except grpc.aio.UsageError as error:  # written to while it was being closed
@@ -183,8 +188,9 @@ class IncomingStream:
 
     def _check(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
-            raise ContractError(
-                f"protocol {hello.protocol}; allowed: {PROTOCOL}. Run the same release everywhere"
+            words = f"protocol {hello.protocol}; allowed: {PROTOCOL}"
+            raise CallerError(
+                PeerRefusal.WRONG_RELEASE, f"{words}. Run the same release everywhere"
             )
 
     async def _wait_for_turn(self, link: Link, hello: Hello) -> None:
@@ -304,6 +310,11 @@ def _in_thread(
 
     threading.Thread(target=_gather, name="exchange-state", daemon=True).start()
     return asyncio.wrap_future(result)
+
+
+def _told(kind: PeerRefusal | None) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that say why a call is refused."""
+    return () if kind is None else ((REASON_KEY, str(kind)),)
 
 
 def _certificate(context: Context) -> bytes | None:

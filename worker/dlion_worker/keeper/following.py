@@ -18,6 +18,7 @@ from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
 from dlion_worker.keeper.config import KeeperConfig
 from dlion_worker.keeper.recorder import Recorder
+from dlion_worker.keeper.refusals import Refusals
 from dlion_worker.results.storage import StorageError
 
 _LOG = logging.getLogger(__name__)
@@ -26,8 +27,9 @@ _LOG = logging.getLogger(__name__)
 class Follower:
     """Feeds one recorder; `close` ends stream and thread."""
 
-    def __init__(self, config: KeeperConfig, recorder: Recorder) -> None:
+    def __init__(self, config: KeeperConfig, recorder: Recorder, refusals: Refusals) -> None:
         self._config = config
+        self._refusals = refusals
         self._recorder = recorder
         self._caller = Caller(config.job.key, config.identity, Path(config.token_path))
         self._ended = threading.Event()
@@ -43,7 +45,7 @@ class Follower:
 
     def remake(self) -> None:
         """Goes on from where it is over a new connection: the coordinator shows its newest
-        certificate there, and keeps the records meanwhile.
+        certificate there, and hears whom this keeper has refused; it keeps the records meanwhile.
         """
         self._is_remade = True
         if (call := self._call) is not None:
@@ -99,6 +101,8 @@ class Follower:
             site=self._config.site,
             epoch=epoch,
             taken_sequence=sequence,
+            refusals=self._refusals.counts(),
+            refused_words=self._refusals.words,
         )
 
     def _take(self, update: coordination_pb2.FollowedRecords) -> None:

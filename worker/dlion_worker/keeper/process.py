@@ -19,6 +19,7 @@ from dlion_worker.keeper.certificate import KeeperCertificate
 from dlion_worker.keeper.config import KeeperConfig
 from dlion_worker.keeper.following import Follower
 from dlion_worker.keeper.recorder import Recorder
+from dlion_worker.keeper.refusals import Refusals
 from dlion_worker.keeper.service import KeepingService
 from dlion_worker.keeper.store import Store
 from dlion_worker.keeper.workers import SiteWorkers
@@ -28,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 
 MOST_CALLS = 256
 """Each worker brings one file at a time; the rest is for those that come again after a break."""
+
+TELL_EVERY_S = 3.0
+"""Whom it has refused."""
 
 GRACE_S = 2.0
 """What a call that is under way has to end when the keeper is told to."""
@@ -51,16 +55,17 @@ def run(config: KeeperConfig) -> None:
         this keeper for good.
     """
     recorder = Recorder(config.folder, config.job)
-    follower = Follower(config, recorder)
+    refusals = Refusals()
+    follower = Follower(config, recorder, refusals)
     try:
         follower.start()
-        asyncio.run(_serve(config, follower))
+        asyncio.run(_serve(config, follower, refusals))
     finally:
         follower.close()
         recorder.close()
 
 
-async def _serve(config: KeeperConfig, follower: Follower) -> None:
+async def _serve(config: KeeperConfig, follower: Follower, refusals: Refusals) -> None:
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
@@ -76,20 +81,35 @@ async def _serve(config: KeeperConfig, follower: Follower) -> None:
         return
     stopping.cancel()
     await obtaining
-    server = await _listening(config, certificate)
-    renewing = asyncio.create_task(certificate.renew())
+    server = await _listening(config, certificate, refusals)
+    beside = [
+        asyncio.create_task(each) for each in (certificate.renew(), _tell(refusals, follower))
+    ]
     await stopped.wait()
     certificate.stop()
-    renewing.cancel()
+    for task in beside:
+        task.cancel()
     await server.stop(GRACE_S)
 
 
-async def _listening(config: KeeperConfig, certificate: KeeperCertificate) -> grpc.aio.Server:
+async def _tell(refusals: Refusals, follower: Follower) -> None:
+    """Has the coordinator hear of those who were refused, soon and not one by one."""
+    told = refusals.counts()
+    while True:
+        await asyncio.sleep(TELL_EVERY_S)
+        if (counts := refusals.counts()) != told:
+            told = counts
+            follower.remake()
+
+
+async def _listening(
+    config: KeeperConfig, certificate: KeeperCertificate, refusals: Refusals
+) -> grpc.aio.Server:
     workers = SiteWorkers(config.folder, config.job, config.site)
     store = Store(config.folder)
     if torn := store.clear():
         _LOG.info("%d files that had not come to their end are removed", torn)
-    service = KeepingService(config.job.key, workers, store, certificate.credentials)
+    service = KeepingService(config.job.key, workers, store, certificate.credentials, refusals)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))
     address, secure = joined(config.listen_host, config.port), certificate.server()

@@ -19,8 +19,10 @@ from google.protobuf.message import DecodeError, Message
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
 from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.keeper.refusals import Refusals
 from dlion_worker.keeper.store import ArrivingFile, Store
 from dlion_worker.keeper.workers import SiteWorkers
 from dlion_worker.keeping.pieces import MAX_MESSAGE_BYTES, Arrival, cut
@@ -47,8 +49,10 @@ class KeepingService:
         workers: SiteWorkers,
         store: Store,
         credentials: Callable[[], WorkerCredentials],
+        refusals: Refusals,
     ) -> None:
         """`credentials` yields the newest ones."""
+        self._refusals = refusals
         self._job = job
         self._workers = workers
         self._store = store
@@ -109,9 +113,8 @@ class KeepingService:
         """A start that has been replaced, and does not know it yet, must not have the last word."""
         newest = self._incarnations.get(worker.rank, 0)
         if incarnation < newest:
-            raise ContractError(
-                f"incarnation {incarnation} of {worker.name} was replaced by {newest}"
-            )
+            words = f"incarnation {incarnation} of {worker.name} was replaced by {newest}"
+            raise CallerError(PeerRefusal.OLD_INCARNATION, words)
         self._incarnations[worker.rank] = incarnation
 
     # ---- fetching --------------------------------------------------------------------------------
@@ -141,16 +144,18 @@ class KeepingService:
 
     def _caller(self, run: str, wire: coordination_pb2.Worker, context: Context) -> WorkerIdentity:
         if run != str(self._job):
-            raise NotYoursError(f"run {run!r:.200}; kept here: {self._job}")
+            words = f"run {run!r:.200}; kept here: {self._job}"
+            raise NotYoursError(words, PeerRefusal.WRONG_RUN)
         if max(len(wire.site), len(wire.group)) > MAX_NAME_CHARACTERS:
-            raise NotYoursError("a caller's site or group has a name that is too long")
+            words = "a caller's site or group has a name that is too long"
+            raise NotYoursError(words, PeerRefusal.MALFORMED)
         worker = WorkerIdentity(Rank(wire.rank), SiteName(wire.site), wire.group, wire.index)
         self._workers.check(worker)
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         try:
             self._credentials().check_peer(shown, worker, self._job)
         except ContractError as error:
-            raise NotYoursError(str(error)) from error
+            raise NotYoursError(str(error), kind_of(error)) from error
         self._workers.admit(worker)
         return worker
 
@@ -159,7 +164,12 @@ class KeepingService:
             await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is kept at this path")
         self.counts["refused"] += 1
         _LOG.warning("refused: %s", error)
-        await context.abort(_status(error), str(error) or f"silent for {SILENT_S:g} s")
+        metadata: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, ContractError):
+            kind = kind_of(error)
+            self._refusals.refused(kind, str(error))
+            metadata = ((REASON_KEY, str(kind)),)
+        await context.abort(_status(error), str(error) or f"silent for {SILENT_S:g} s", metadata)
         raise error  # abort does not return; its types do not say so
 
 

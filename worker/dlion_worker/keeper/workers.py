@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import Job
 from dlion_worker.keeping.places import NotYoursError
 from dlion_worker.results.storage import StorageError, write_whole
@@ -46,7 +47,8 @@ class SiteWorkers:
             named = ", ".join(f"{known.name} is rank {known.rank}" for known in others)
             raise NotYoursError(
                 f"a caller says it is {claimed.name}, rank {claimed.rank}; known here: workers of"
-                f" site {self._site}{', ' if named else ''}{named}"
+                f" site {self._site}{', ' if named else ''}{named}",
+                PeerRefusal.UNKNOWN_WORKER,
             )
 
     def admit(self, worker: WorkerIdentity) -> None:

@@ -7,16 +7,19 @@ Called by both sides. The layout is the result folder's (docs/results.md).
 
 from __future__ import annotations
 
-from dlion_api.errors import ContractError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import CallerError, PeerRefusal
 
 MAX_CHECKPOINT_BYTES = 8 * 2**30
 MAX_MODEL_BYTES = 4 * 2**30
 MAX_ABOUT_BYTES = 2**20
 
 
-class NotYoursError(ContractError):
-    """A path that is not the caller's, or that does not exist at all."""
+class NotYoursError(CallerError):
+    """A path that is not the caller's, or that does not exist at all; a caller who is nobody."""
+
+    def __init__(self, message: str, kind: PeerRefusal = PeerRefusal.NOT_ITS_OWN) -> None:
+        super().__init__(kind, message)
 
 
 def checkpoint_path(rank: Rank) -> str:

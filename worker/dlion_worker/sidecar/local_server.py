@@ -23,7 +23,7 @@ from dlion_api.local_messages import (
     decode,
     encode,
 )
-from dlion_api.measurements import MeasuringEndpoint
+from dlion_api.measurements import MeasuringEndpoint, MeasuringRefused
 from dlion_api.worker_config import MAX_SOCKET_PATH_BYTES
 
 _LOG = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class LocalServer:
 
 
 def _from_trainer(record: LocalRecord) -> TrainerRecord:
-    if isinstance(record, MeasuringEndpoint):
-        raise ContractError("a trainer does not send MeasuringEndpoint")
+    if isinstance(record, MeasuringEndpoint | MeasuringRefused):
+        raise ContractError(f"a trainer does not send {type(record).__name__}")
     return record
 
 

@@ -17,6 +17,7 @@ import grpc.aio
 from dlion_api.addresses import joined
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import WorkerCredentials
@@ -53,6 +54,8 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         """Takes a peer's capacity, gives this worker's."""
         try:
             self._check_caller(request.run, request.rank, context)
+            if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+                raise ContractError(f"share of {size} bytes; allowed: {MAX_MESSAGE_BYTES}")
             capacity = from_wire(request, self._key, Rank(request.rank))
             self._worker.heard(capacity, request.incarnation)
         except ContractError as error:
@@ -86,8 +89,11 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
 
     def _check_caller(self, run: str, rank: int, context: Context) -> None:
         identity = self._peer(rank)
-        if identity is None or run != str(self._key):
-            raise ContractError(f"caller: run {run[:80]!r} worker {rank} is no peer of {self._key}")
+        words = f"caller: run {run[:80]!r} worker {rank} is no peer of {self._key}"
+        if run != str(self._key):
+            raise CallerError(PeerRefusal.WRONG_RUN, words)
+        if identity is None:
+            raise CallerError(PeerRefusal.UNKNOWN_WORKER, words)
         if not self._credentials.enabled:
             return
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
@@ -105,9 +111,11 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             return None
 
     async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
-        self._worker.refused()
+        kind = kind_of(error)
+        self._worker.refused(kind, f"a caller: {error}", dialled=False)
         _LOG.warning("refused: %s", error)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        metadata = ((REASON_KEY, str(kind)),)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), metadata)
         raise error  # abort does not return; its types do not say so
 
 
@@ -116,7 +124,8 @@ class MeasuringServer:
 
     def __init__(self, service: MeasuringService, credentials: WorkerCredentials) -> None:
         options = [
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            # A little more than the protocol allows, so that such a message is refused by name.
+            ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=256)

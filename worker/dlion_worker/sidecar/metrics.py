@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from dlion_api.measurements import Capacity, CpuAllowance, Directive
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_worker.sidecar.node_facts import NodeFacts
+from dlion_worker.sidecar.refusals import Place
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Reading:
     iteration_s: float
     trainer_connected: bool
     refused: int
+    refusals: Mapping[Place, int]
     renewals: int
     node: NodeFacts
 
@@ -95,6 +97,14 @@ class SidecarMetrics(Collector):
         yield self._counter(
             "dlion_refused_measurements", "Messages of peers' sidecars refused.", reading.refused
         )
+        refusals = CounterMetricFamily(
+            "dlion_peer_refusals",
+            "Peers' calls refused here, and own calls that peers refused.",
+            labels=[*self._labels, "port", "side", "reason"],
+        )
+        for place, count in reading.refusals.items():
+            refusals.add_metric([*self._labels.values(), *place], count)
+        yield refusals
         yield self._counter(
             "dlion_certificate_renewals",
             "Certificates that have taken the place of the first.",

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -19,8 +20,10 @@ import grpc.aio
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Member
 from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
+from dlion_worker.refused_calls import Handshakes, refusal_of
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
 from dlion_worker.sidecar.peer_words import (
     PROBE_CHUNK_BYTES,
@@ -48,6 +51,7 @@ class _Link:
         self.task: asyncio.Task[None] | None = None
         self.channel: grpc.aio.Channel | None = None
         """None: not yet, as its site's authority is not known."""
+        self.handshakes = Handshakes()
 
     def connect(self, channel: grpc.aio.Channel, renewals: int) -> None:
         """Calls go over that channel from now on, by the certificate of that renewal."""
@@ -180,10 +184,11 @@ class PeerCaller:
                 link.news.clear()
                 try:
                     await self._tell(rank, link)
-                    retry_s = FIRST_RETRY_S
+                    retry_s, link.handshakes = FIRST_RETRY_S, Handshakes()
                     await _until(link.news, _jittered(REGULAR_S))
                 except (grpc.aio.AioRpcError, ContractError, UnknownAuthorityError) as error:
                     text = _told(rank, error) if isinstance(error, grpc.aio.AioRpcError) else error
+                    self._count(link, error, str(text))
                     _LOG.log(logging.INFO if retry_s < LAST_RETRY_S else logging.DEBUG, "%s", text)
                     await asyncio.sleep(_jittered(retry_s))
                     retry_s = min(LAST_RETRY_S, 2 * retry_s)
@@ -191,16 +196,25 @@ class PeerCaller:
             if link.channel is not None:
                 await link.channel.close()
 
+    def _count(self, link: _Link, error: Exception, words: str) -> None:
+        """Counts what no retry alone will mend."""
+        match error:
+            case grpc.aio.AioRpcError():
+                kind = refusal_of(error)
+            case UnknownAuthorityError():
+                kind = PeerRefusal.UNKNOWN_AUTHORITY
+            case _:
+                kind = PeerRefusal.MALFORMED
+        is_told = link.handshakes.is_told(kind, time.monotonic())
+        if kind is not None and is_told:
+            self._worker.refused(kind, words, dialled=True)
+
     async def _tell(self, rank: Rank, link: _Link) -> None:
         if link.channel is None or link.renewals != self._credentials.renewals:
             self._renew(link)
         said = to_wire(self._worker.own(), self._job, self._worker.incarnation())
         answer: measuring_pb2.CapacityShare = await link.stub.Share(said, timeout=ANSWER_S)
-        try:
-            self._worker.heard(from_wire(answer, self._job, rank), answer.incarnation)
-        except ContractError:
-            self._worker.refused()
-            raise
+        self._worker.heard(from_wire(answer, self._job, rank), answer.incarnation)
 
     async def _train(self) -> AsyncIterator[measuring_pb2.ProbeChunk]:
         # Random, so that nothing on the way compresses it.

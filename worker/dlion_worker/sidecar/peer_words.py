@@ -17,6 +17,7 @@ from dlion_api.measurements import (
     Grouping,
 )
 from dlion_api.names import JobKey, Rank
+from dlion_api.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2
 
 MOST_SAMPLES_PER_S = 1e9
@@ -46,8 +47,8 @@ class OwnWorker(Protocol):
         sense."""
         ...
 
-    def refused(self) -> None:
-        """Counts something that was refused."""
+    def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
+        """Counts a caller that was refused, or (`dialled`) a call of this sidecar's own."""
         ...
 
 

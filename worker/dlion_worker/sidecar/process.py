@@ -17,7 +17,13 @@ from wsgiref.simple_server import WSGIServer
 from dlion_api.addresses import joined
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.local_messages import SidecarRecord, TrainerRecord
-from dlion_api.measurements import Capacity, Directive, MeasuringEndpoint, Peers
+from dlion_api.measurements import (
+    Capacity,
+    Directive,
+    MeasuringEndpoint,
+    Peers,
+    StreamRefusals,
+)
 from dlion_api.spec import Job
 from dlion_api.trust import trust_print
 from dlion_api.worker_config import WorkerConfig
@@ -29,6 +35,7 @@ from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringSer
 from dlion_worker.sidecar.metrics import Reading, SidecarMetrics, serve_metrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_caller import PeerCaller
+from dlion_worker.sidecar.refusals import Refusals
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +56,6 @@ class Sidecar:
         self._director = Director(job, config.rank)
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerCaller | None = None
-        self._refused = 0
         self._credentials = WorkerCredentials.insecure()
         """Until there is a certificate, where there is to be one."""
         self._trust = ""
@@ -58,6 +64,8 @@ class Sidecar:
         self._local = LocalServer(
             config.socket_path, on_record=self._take, on_connected=self._first_words
         )
+        self._refusals = Refusals(self._local.tell)
+        self.refused = self._refusals.refused
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serves until stopped.
@@ -91,10 +99,6 @@ class Sidecar:
         """A peer's sidecar told its worker's capacity."""
         self._issue(self._director.heard(capacity, incarnation))
 
-    def refused(self) -> None:
-        """Something was refused."""
-        self._refused += 1
-
     # ---- trainer -------------------------------------------------------------------------------
 
     def _first_words(self) -> tuple[SidecarRecord, ...]:
@@ -103,6 +107,9 @@ class Sidecar:
         return tuple(word for word in words if word is not None)
 
     def _take(self, record: TrainerRecord) -> None:
+        if isinstance(record, StreamRefusals):
+            self._refusals.heard(record)
+            return
         self._issue(self._director.handle(record, time.monotonic()))
         if isinstance(record, Peers):
             self._trust = record.trust
@@ -262,7 +269,8 @@ class Sidecar:
             samples=director.samples_total,
             iteration_s=director.links.iteration_s(),
             trainer_connected=self._local.connected(),
-            refused=self._refused,
+            refused=self._refusals.messages(),
+            refusals=self._refusals.counts(),
             renewals=self._credentials.renewals,
             node=read_node_facts(),
         )

@@ -169,7 +169,7 @@ class Inbox:
         return events + self._gone(gone)
 
     def take_refusals(self) -> list[Refused]:
-        """What the exchange has refused since the last call."""
+        """Nonsense that has come since the last call."""
         taken, self.refusals = self.refusals, []
         return taken
 
@@ -193,8 +193,6 @@ class Inbox:
                 return self._link_down(peer)
             case StatePulled(peer=peer, weights_only=True):
                 self.served.add(peer)
-            case Refused():
-                self.refusals.append(arrival)
             case MessageArrived():
                 return self._message(arrival)
         return []

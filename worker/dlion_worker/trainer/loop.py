@@ -57,6 +57,7 @@ class Parts:
     sidecar: SidecarClient
     reporter: Reporter
     inbox: Inbox
+    refusals: Refusals
     training_set_samples: Callable[[], int]
     worker_count: int
 
@@ -110,13 +111,12 @@ class TrainingLoop:
         self._interrupted = interrupted
         self._after_step = after_step
         self._directive: Directive | None = None
-        self._refusals = Refusals(parts.reporter, parts.exchange)
         self._norms = NormMeter(parts.job)
         self._hearing = Hearing(
             parts,
             progress,
             send=parts.exchange.send,
-            refuse=self._refusals.refuse,
+            refuse=parts.refusals.refuse,
             norms=self._norms,
             has_barrier=has_barrier,
         )
@@ -330,7 +330,7 @@ class TrainingLoop:
                     epochs=self.progress.epochs(parts.training_set_samples()),
                 )
             )
-        self._refusals.report(parts.inbox.take_refusals(), self.progress.iteration)
+        parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()
         self._tell_sidecar(wall_s, cpu_s)
 

@@ -1,52 +1,93 @@
 """What peers said that was refused: told once each, and a peer that goes on is shut out.
 
-Called by `loop`. Two sources: the policies (a message that makes no sense) and the exchange (a
-stream or a frame).
+Two sources: the policies and the inbox (a message that makes no sense), in the main thread; and the
+exchange and the sidecar (a stream, a frame, a call), each from its own thread and at any time, also
+while this worker waits for others. All are counted for the sidecar's metrics.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from dlion_api.measurements import RefusalCount, StreamRefusals
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_worker.exchange import Exchange, Refused
+from dlion_api.refusals import PeerRefusal
+from dlion_worker.exchange import Exchange, ExchangeEvent, Refused
+from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.reporting import Reporter
 
 QUARANTINE_AFTER = 3
 """Refused messages of one peer, after which nothing more is taken from it until it restarts."""
 
 MOST_REFUSALS = 100
-"""Different things refused by the exchange that are reported in one incarnation."""
+"""Different things refused that are reported in one incarnation."""
 
 
 class Refusals:
     """One worker's."""
 
-    def __init__(self, reporter: Reporter, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        sidecar: SidecarClient,
+        exchange: Callable[[], Exchange],
+        iteration: Callable[[], int],
+    ) -> None:
+        """`exchange` is asked for when there is a peer to quarantine; `iteration` is the last one
+        that this worker has finished."""
         self._reporter = reporter
+        self._sidecar = sidecar
         self._exchange = exchange
-        self._count: Counter[Rank] = Counter()
-        self._told: set[tuple[Rank | None, str]] = set()
+        self._iteration = iteration
+        self._lock = threading.Lock()
+        self._offences: Counter[Rank] = Counter()
+        self._counts: Counter[tuple[PeerRefusal, bool]] = Counter()
+        self._told: set[str] = set()
+        sidecar.on_refused(lambda words: self._report(f"measuring: {words}"))
+
+    def sieve(self, put: Callable[[ExchangeEvent], None]) -> Callable[[ExchangeEvent], None]:
+        """Takes what the exchange tells, in its thread: what was refused is told at once, since a
+        worker that waits for a peer without proof may wait for ever; `put` gets the rest."""
+
+        def take(event: ExchangeEvent) -> None:
+            if isinstance(event, Refused):
+                self.report([event])
+            else:
+                put(event)
+
+        return take
 
     def refuse(self, peer: Rank, reason: str, iteration: int) -> None:
         """A policy has refused a message."""
-        self._count[peer] += 1
-        if self._count[peer] == QUARANTINE_AFTER:
-            self._exchange.quarantine(peer, reason)
+        self._offences[peer] += 1
+        if self._offences[peer] == QUARANTINE_AFTER:
+            self._exchange().quarantine(peer, reason)
+        self._count(PeerRefusal.MALFORMED, dialled=False)
         self._tell(f"worker {peer}: {reason}", iteration)
 
-    def report(self, refusals: Iterable[Refused], iteration: int) -> None:
-        """What the exchange has refused, each thing once: a peer may go on for ever."""
+    def report(self, refusals: Iterable[Refused]) -> None:
+        """What was refused, each thing once: a peer may go on for ever."""
         for refused in refusals:
-            told = (refused.peer, refused.reason)
-            if told in self._told or len(self._told) >= MOST_REFUSALS:
-                continue
-            self._told.add(told)
+            self._count(refused.kind, dialled=refused.outgoing)
             who = "a caller" if refused.peer is None else f"worker {refused.peer}"
             words = f"{who} refuses us: " if refused.outgoing else f"{who}: "
-            self._tell(words + refused.reason, iteration)
+            self._report(words + refused.reason)
+
+    def _report(self, words: str) -> None:
+        with self._lock:
+            if words in self._told or len(self._told) >= MOST_REFUSALS:
+                return
+            self._told.add(words)
+        self._tell(words, self._iteration())
+
+    def _count(self, kind: PeerRefusal, *, dialled: bool) -> None:
+        with self._lock:
+            self._counts[kind, dialled] += 1
+            counts = [RefusalCount(str(k), d, count) for (k, d), count in self._counts.items()]
+            self._sidecar.send(StreamRefusals(tuple(counts)))
 
     def _tell(self, words: str, iteration: int) -> None:
         self._reporter.event(EventReason.MESSAGE_REFUSED, words, iteration=iteration, warning=True)

@@ -35,6 +35,7 @@ from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.loop import Parts, TrainingLoop
 from dlion_worker.trainer.neighbourhood import Neighbourhood
 from dlion_worker.trainer.probing import untouched
+from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.renewing import Renewing, first_credentials
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
@@ -76,6 +77,9 @@ class Worker:
             incarnation=self._incarnation,
             start_monotonic_s=self._coordination.start_time_monotonic_s(),
             send=self._coordination.report,
+        )
+        self._refusals = Refusals(
+            self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
         )
         self._reporter.event(
             EventReason.TRAINER_IMPORTED, f"incarnation {self._incarnation} has imported TensorFlow"
@@ -195,7 +199,7 @@ class Worker:
                 max_message_bytes=self._job.spec.network.max_message_bytes,
                 queue_rule=self._queue_rule(),
             ),
-            on_event=self._inbox.put,
+            on_event=self._refusals.sieve(self._inbox.put),
             state_provider=self._replica.provide,
         )
         self._closing.callback(self._exchange.close)
@@ -293,6 +297,7 @@ class Worker:
                 sidecar=self._sidecar,
                 reporter=self._reporter,
                 inbox=self._inbox,
+                refusals=self._refusals,
                 training_set_samples=self._companions.training_set_samples,
                 worker_count=len(self._job.workers()),
             ),

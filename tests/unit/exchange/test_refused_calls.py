@@ -1,0 +1,62 @@
+"""What a call met that no retry alone mends: a peer's reason, one that cannot prove itself, and one
+that closes every handshake, which is told only once it has done so for a while.
+
+Left out: that gRPC has these words (tests/cluster/test_hostile_connections).
+"""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from dlion_api.refusals import REASON_KEY, PeerRefusal
+from dlion_worker.refused_calls import CLOSED_FOR_S, Handshakes, refusal_of
+
+CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:192.0.2.7:1: "
+NOT_BELIEVED = PeerRefusal.NOT_BELIEVED
+
+
+def error(code: grpc.StatusCode, details: str, reason: str = "") -> grpc.aio.AioRpcError:
+    told = grpc.aio.Metadata(*([(REASON_KEY, reason)] if reason else []))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), told, details)
+
+
+@pytest.mark.parametrize(
+    ("met", "kind"),
+    [
+        (error(grpc.StatusCode.FAILED_PRECONDITION, "x", "WrongRun"), PeerRefusal.WRONG_RUN),
+        (error(grpc.StatusCode.FAILED_PRECONDITION, "x", "OfLater"), PeerRefusal.MALFORMED),
+        (error(grpc.StatusCode.INVALID_ARGUMENT, "x"), PeerRefusal.MALFORMED),
+        (
+            error(grpc.StatusCode.UNAVAILABLE, CLOSED + "SSL_ERROR_SSL: WRONG_VERSION_NUMBER"),
+            PeerRefusal.UNPROVEN,
+        ),
+        (
+            error(
+                grpc.StatusCode.UNAVAILABLE,
+                CLOSED + "Custom verification check failed: Hostname Verification Check failed.",
+            ),
+            PeerRefusal.UNPROVEN,
+        ),
+        (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Socket closed"), NOT_BELIEVED),
+        (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Connection refused"), None),
+        (error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), None),  # of a stream that stood
+        (error(grpc.StatusCode.ABORTED, "replaced by a newer stream"), None),
+    ],
+)
+def test_what_a_call_met(met: grpc.aio.AioRpcError, kind: PeerRefusal | None) -> None:
+    assert refusal_of(met) is kind
+
+
+def test_a_handshake_that_is_closed_once_is_nothing_yet() -> None:
+    handshakes = Handshakes()
+    assert not handshakes.is_told(NOT_BELIEVED, 0.0)
+    assert not handshakes.is_told(NOT_BELIEVED, CLOSED_FOR_S - 1.0)
+    assert not handshakes.is_told(None, CLOSED_FOR_S)  # it was away, say
+    assert not handshakes.is_told(NOT_BELIEVED, CLOSED_FOR_S + 1.0)
+    assert handshakes.is_told(NOT_BELIEVED, 2.0 * CLOSED_FOR_S + 1.0)
+
+
+def test_all_else_is_told_at_once() -> None:
+    assert Handshakes().is_told(PeerRefusal.UNPROVEN, 0.0)
+    assert not Handshakes().is_told(None, 0.0)
