@@ -30,7 +30,7 @@ def main() -> None:
     exchange = Exchange(
         ExchangeConfig(job, me, int(sys.argv[1]), proof),
         events.put,
-        lambda weights_only: StateSnapshot(0, 0, b"none"),
+        lambda wanted: StateSnapshot(0, 0, b"none"),
     )
     exchange.start()
     there = Member(peer, 1, MemberState.READY, address)

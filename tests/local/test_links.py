@@ -22,7 +22,7 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot
+from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot, StateWanted
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
     JOB,
@@ -144,7 +144,9 @@ def test_state_is_pulled_whole(start: Start) -> None:
     a, b = start(A), start(B)
     a.state = StateSnapshot(9, 900, os.urandom(5_000_001))
     introduce(a, b)
-    pulled = b.exchange.pull_state(TO_A, weights_only=True)
+    wanted = StateWanted(weights_only=True, at_least=9)
+    pulled = b.exchange.pull_state(TO_A, wanted)
+    assert a.wanted == [wanted]
     assert (pulled.iteration, pulled.samples) == (9, 900)
     assert bytes(pulled.payload) == a.state.payload
 
@@ -162,7 +164,7 @@ def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: 
     a, b = start(A), start(B)
     asked, never = threading.Event(), threading.Event()
 
-    def _stuck(weights_only: bool) -> StateSnapshot:
+    def _stuck(wanted: StateWanted) -> StateSnapshot:
         asked.set()
         never.wait(WITHIN_S)
         raise UnavailableError("too late")

@@ -63,6 +63,7 @@ def absence(**times_s: float) -> dict[str, Any]:
 
 
 CRASH_S, BACK_S = 8.0, 16.0
+NARROW = {"mbitPerS": 1.2}
 HEALED_S = 35.0
 EVALUATED_OFTEN = {"trainer.evaluation.everySamples": 400}
 SPLIT = four_workers(
@@ -93,6 +94,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
         "fail": Case(
             four_workers(absences=[absence(leaves=CRASH_S)]),
             settings("dlion", failurePolicy="Fail"),
+        ),
+        "caught-up": Case(
+            four_workers(
+                absences=[absence(leaves=CRASH_S, comes=BACK_S)],
+                insideSites=NARROW,
+                betweenSites=NARROW,
+            ),
+            settings("dlion", 40, synchronization={"mode": "synchronous"}),
         ),
         "again": Case(back, settings("full"), ("--threads", "1")),
     }
@@ -172,6 +181,20 @@ def test_in_lock_step_all_replicas_are_equal_again_after_a_crash_and_with_a_late
     assert late.steps[1][0]["time_s"] > 10
     assert late.steps[1][0]["iteration"] > 10
     assert late.steps[0][0]["time_s"] < 1
+
+
+def test_nobody_waits_while_the_state_of_a_latecomer_is_on_its_way(
+    runs: dict[str, Simulated],
+) -> None:
+    """As long as two iterations on these links. Where replicas have to be equal all wait for it."""
+    run = runs["caught-up"]
+    (rejoined,) = run.events("WorkerRejoined")
+    own = [step for step in run.steps[1] if step["incarnation"] == 2]
+    assert own[0]["iteration"] > rejoined["iteration"] + 2
+    for rank in (0, 2, 3):
+        walls = [step["wall_s"] for step in run.steps[rank]]
+        assert max(walls) < 2 * statistics.median(walls)
+    assert abs(own[-1]["iteration"] - run.steps[0][-1]["iteration"]) <= 1
 
 
 def test_the_bytes_of_a_state_are_counted_on_its_link(runs: dict[str, Simulated]) -> None:

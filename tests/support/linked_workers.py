@@ -16,6 +16,7 @@ from dlion_worker.exchange import (
     ExchangeConfig,
     ExchangeEvent,
     StateSnapshot,
+    StateWanted,
 )
 
 JOB = JobKey("default", "cifar10", "1")
@@ -49,8 +50,13 @@ class Worker:
         self.state = StateSnapshot(7, 700, b"state of " + who.name.encode())
         self.events: queue.Queue[ExchangeEvent] = queue.Queue()
         config = ExchangeConfig(settings.pop("job", JOB), who, incarnation, proof, **settings)
-        self.exchange = Exchange(config, self.events.put, lambda weights_only: self.state)
+        self.wanted: list[StateWanted] = []
+        self.exchange = Exchange(config, self.events.put, self._provide)
         self.exchange.start()
+
+    def _provide(self, wanted: StateWanted) -> StateSnapshot:
+        self.wanted.append(wanted)
+        return self.state
 
     def member(self, state: MemberState = MemberState.READY) -> Member:
         """This worker as a membership names it."""

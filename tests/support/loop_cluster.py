@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from dlion_api.errors import UnavailableError
+from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_worker import policies
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
+from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
 from dlion_worker.policies.interface import Layout, Message, MessageArrived
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.entrance import Entrance
@@ -118,8 +119,9 @@ class Stream:
 class Network:
     """Every link of the cluster; a message arrives behind those before it, some time later."""
 
-    def __init__(self, chance: random.Random, delay_s: float) -> None:
-        self._chance, self._delay_s = chance, delay_s
+    def __init__(self, chance: random.Random, delay_s: float, *, state_s: float = 0.0) -> None:
+        """`state_s`: for so long a whole state is on its way."""
+        self._chance, self._delay_s, self._state_s = chance, delay_s, state_s
         self._lock = threading.RLock()
         self.up: dict[Rank, Node] = {}
         self._cut: set[Rank] = set()
@@ -180,12 +182,18 @@ class Network:
             if link is not None and sender in self.up and receiver in self.up and not is_cut:
                 self._post(link, MessageArrived(sender, message))
 
-    def pull(self, donor: Rank) -> StateSnapshot:
+    def pull(self, donor: Rank, wanted: StateWanted | None) -> StateSnapshot:
         node = self.up.get(donor)
         if node is None:
             raise UnavailableError(f"{donor} is gone")
         time.sleep(self._delay_s * self._chance.random())
-        return node.replica.provide()
+        while wanted is not None and node.replica.iteration < wanted.at_least:
+            if self.up.get(donor) is not node:
+                raise UnavailableError(f"{donor} is gone")
+            time.sleep(0.001)
+        snapshot = node.replica.provide()
+        time.sleep(self._state_s)
+        return snapshot
 
     def _post(self, link: queue.SimpleQueue[Any], arrival: Any) -> None:
         link.put((time.monotonic() + self._delay_s * self._chance.random(), arrival))
@@ -273,20 +281,26 @@ class Node:
             raise
 
     def _stopped(self) -> str | None:
-        if self._entered:
-            return "told to stop" if self._to_stop.is_set() else None
-        self._vanish_if_killed()
-        return None
+        if not self._entered or self.holds_still:
+            self._vanish_if_killed()
+        return "told to stop" if self._entered and self._to_stop.is_set() else None
 
     def _enter(self, *, comes_back: bool = False) -> StateSnapshot | None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
         snapshot = Entrance(
             job=self._job, rank=self.rank, exchange=exchange, inbox=self.inbox,
-            membership=lambda: None, stopped=self._stopped, has_barrier=True, comes_back=comes_back,
+            membership=self._membership, stopped=self._stopped, state_bytes=8 * SIZE,
+            comes_back=comes_back,
         ).come_in()  # fmt: skip
         if snapshot is not None:
             self.checkpointer.overtake(snapshot)
         return snapshot
+
+    def _membership(self) -> Membership:
+        up = {node.rank: node.incarnation for node in [*self._network.up.values()]}
+        workers = [worker for worker in self._job.workers() if worker.rank in up]
+        members = [Member(w, up[w.rank], MemberState.READY, "a:1") for w in workers]
+        return Membership(1, self._job.key, len(self._ranks), tuple(members))
 
     def _come_in_anew(self) -> None:
         """As `Worker` does."""
@@ -342,9 +356,15 @@ class Node:
 
 
 def synchronous_job(
-    workers: int | dict[str, int], max_steps: int, *, min_sites: int = 1, deadline_s: int = 0
+    workers: int | dict[str, int],
+    max_steps: int,
+    *,
+    min_sites: int = 1,
+    deadline_s: int = 0,
+    policy: str = "full",
 ) -> Job:
-    """Whole gradients in lock step; at one site, or at those named. `deadline_s`: 0 for none."""
+    """Gradients in lock step, by default whole ones; at one site, or at those named. `deadline_s`:
+    0 for none."""
     sites = {"a": workers} if isinstance(workers, int) else workers
     return load_job(
         {
@@ -364,7 +384,7 @@ def synchronous_job(
                     "hashWeights": True,
                     "stop": {"maxSteps": max_steps},
                 },
-                "exchange": {"policy": "full", "codec": "float32"},
+                "exchange": {"policy": policy, "codec": "float32"},
                 "synchronization": {"mode": "synchronous"},
                 "knowledgeTransfer": {"policy": "none"},
             },

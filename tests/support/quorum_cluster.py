@@ -15,7 +15,7 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
+from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import has_barrier
 from dlion_worker.policies.interface import LocalStepDone, Message, MessageArrived
@@ -92,7 +92,7 @@ class Node:
     def come_in(self, before: Any = None) -> None:
         self.entrance = VirtualEntrance(
             self, self.cluster.clock, pull=partial(self.cluster.pull, self),  # type: ignore[arg-type]
-            come_in=self._go_on, before=before,
+            come_in=self._go_on, come_anew=self._come_in_anew, before=before,
         )  # fmt: skip
 
     def take_part(self, iteration: int) -> None:
@@ -123,7 +123,7 @@ class Node:
         self.inbox.put(event)
         events = self.inbox.drain()
         if self.entrance is not None:
-            self.entrance.look()
+            self.entrance.look(events)
         elif self._computes:
             self._arrived += events
         else:
@@ -308,11 +308,16 @@ class QuorumCluster:
 
     # ---- processes -----------------------------------------------------------------------------
 
-    def pull(self, node: Node, donor: Rank, take: Callable[[StateSnapshot], None]) -> None:
-        """The donor's state, as it is a little later, a little later still."""
+    def pull(
+        self, node: Node, donor: Rank, wanted: StateWanted, take: Callable[[StateSnapshot], None]
+    ) -> None:
+        """The donor's state, once it is as wanted, a little later."""
 
         def give() -> None:
             if (donor, node.rank) in self.up and not self.nodes[donor].is_gone:
+                if self.nodes[donor].replica.iteration < wanted.at_least:
+                    self.later(DELAY_S, give)
+                    return
                 snapshot = self.nodes[donor].replica.provide()
                 self.donors.append((node.rank, donor, self.nodes[donor].standstill.holds))
                 self.later(DELAY_S, lambda: take(snapshot))

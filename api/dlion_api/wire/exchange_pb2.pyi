@@ -293,10 +293,13 @@ class PullStateRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     WEIGHTS_ONLY_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
     weights_only: _builtins.bool
+    at_least: _builtins.int
+    """the last update of the state wanted; it is waited for"""
     def __init__(
         self,
         *,
@@ -304,10 +307,11 @@ class PullStateRequest(_message.Message):
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         weights_only: _builtins.bool = ...,
+        at_least: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "run", b"run", "weights_only", b"weights_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "incarnation", b"incarnation", "rank", b"rank", "run", b"run", "weights_only", b"weights_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

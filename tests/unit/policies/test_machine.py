@@ -18,6 +18,7 @@ from dlion_worker.policies.interface import (
     BudgetsChanged,
     Descend,
     Instruction,
+    IterationPassed,
     Layout,
     LocalStepDone,
     Machine,
@@ -363,3 +364,31 @@ def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> 
     for message in messages:
         (refusal,) = closed.handle(MessageArrived(newcomer, message))
         assert isinstance(refusal, Refuse)
+
+
+# ---- an iteration that others make --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["sample_mean", "dlion_ratio"])
+def test_an_iteration_is_passed_with_the_others_mean(weighting: str) -> None:
+    """Without a word to anybody, and no sooner than all have spoken."""
+    passing = machine(exchange={**FULL, "weighting": weighting})
+    assert passing.handle(IterationPassed(1)) == []
+    assert passing.waiting_for() == {ONE, TWO}
+    assert passing.handle(gradient(ONE, 1, 1.0, batch=30)) == []
+    (descend,) = passing.handle(gradient(TWO, 1, 5.0, batch=10))
+    assert isinstance(descend, Descend)
+    np.testing.assert_array_equal(descend.gradient_D, np.full(4, 2.0, np.float32))
+    assert descend.samples == 40
+    assert (passing.waiting_for(), passing.next_iteration()) == (frozenset(), 2)
+    told = passing.handle(own(2))
+    assert [(send.peer, send.message.iteration) for send in told if isinstance(send, Send)] == [
+        (ONE, 2), (TWO, 2),
+    ]  # fmt: skip
+
+
+def test_nobody_is_left_to_make_an_iteration_that_is_passed() -> None:
+    passing = machine()
+    passing.handle(IterationPassed(1))
+    assert [passing.handle(MemberLeft(rank)) for rank in (ONE, TWO)] == [[], []]
+    assert (passing.waiting_for(), passing.next_iteration()) == (frozenset(), 2)

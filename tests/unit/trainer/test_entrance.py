@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_worker.exchange import LinkDown, LinkUp
 from dlion_worker.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
@@ -30,7 +31,9 @@ def out(peer: Rank) -> MessageArrived:
     return MessageArrived(peer, rendezvous.answer(0, done=0, role=Role.OUT))
 
 
-def told(inbox: Inbox, to_come: list[list[Any]]) -> tuple[Entrance, list[tuple[Rank, Message]]]:
+def told(
+    inbox: Inbox, to_come: list[list[Any]], membership: Membership | None = None
+) -> tuple[Entrance, list[tuple[Rank, Message]]]:
     """One of three on its way in, to whom that comes, a part at a time; what it sends."""
     sent: list[tuple[Rank, Message]] = []
 
@@ -44,9 +47,9 @@ def told(inbox: Inbox, to_come: list[list[Any]]) -> tuple[Entrance, list[tuple[R
         rank=OWN,
         exchange=SimpleNamespace(send=lambda *message: sent.append(message)),  # type: ignore[arg-type]
         inbox=inbox,
-        membership=lambda: None,
+        membership=lambda: membership,
         stopped=arrive,
-        has_barrier=True,
+        state_bytes=2**40,  # more than may come while it is on its way
     )
     return entrance, sent
 
@@ -84,3 +87,26 @@ def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
     with pytest.raises(Interrupted):
         entrance.come_in()
     assert sent[-1] == (OTHER, rendezvous.ask(12 + rendezvous.FIRST_MARGIN))
+
+
+def trains(peer: Rank) -> MessageArrived:
+    return MessageArrived(peer, rendezvous.answer(0, done=7, role=Role.IN))
+
+
+@pytest.mark.parametrize("state", [MemberState.READY, MemberState.LOST])
+def test_no_iteration_is_named_before_the_links_with_all_who_are_there(state: MemberState) -> None:
+    """Who is not linked yet would pass it, and all would wait for another one as well."""
+    job = synchronous_job(3, 100)
+    states = {ONLY: MemberState.READY, OTHER: state}
+    members = tuple(Member(job.worker(rank), 1, has, "a:1") for rank, has in states.items())
+    membership = Membership(1, job.key, 3, members)
+    one, both = [LinkUp(ONLY, 1, 7), trains(ONLY)], [LinkUp(OTHER, 1, 7), trains(OTHER)]
+    named = rendezvous.ask(7 + rendezvous.FIRST_MARGIN)
+    for to_come, expected in (
+        ([one, [], []], [] if state is MemberState.READY else [(ONLY, named)]),
+        ([[*one, *both], [], []], [(ONLY, named), (OTHER, named)]),
+    ):
+        entrance, sent = told(Inbox(lambda peer, message: None), to_come, membership)
+        with pytest.raises(Interrupted):
+            entrance.come_in()
+        assert sent == expected

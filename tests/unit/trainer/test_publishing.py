@@ -27,7 +27,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName
 from dlion_api.spec import Job, load_job
 from dlion_operator.authority import Authority
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot
+from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
 from dlion_worker.trainer.publishing import CLOSE_WITHIN_S, Publisher
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.training.model import FlatModel
@@ -35,6 +35,7 @@ from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.programs import Program, builtin
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials, identity, introduce
 
+WEIGHTS = StateWanted(weights_only=True)
 SITE_OF = {0: PLANT_A, 1: PLANT_A, 2: PLANT_B}
 SAMPLES = {0: 100, 1: 300, 2: 600}
 X = np.random.default_rng(3).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
@@ -98,7 +99,7 @@ class Peer(Worker):
     def __init__(self, rank: int, authorities: dict[SiteName, Authority]) -> None:
         who = identity(rank, SITE_OF[rank])
         self.replica = replica(rank)
-        self.give: Callable[[], StateSnapshot] = lambda: self.replica.provide(weights_only=True)
+        self.give: Callable[[], StateSnapshot] = lambda: self.replica.provide(WEIGHTS)
         super().__init__(who, credentials(who, authorities))
 
     @property
@@ -329,7 +330,7 @@ def test_closing_stops_a_publication_that_waits_for_a_peer(
 
     def late() -> StateSnapshot:
         gate.wait()
-        return peers[1].replica.provide(weights_only=True)
+        return peers[1].replica.provide(WEIGHTS)
 
     peers[1].give = late
     close_in_the_middle(Published(peers[0], tmp_path), gate)

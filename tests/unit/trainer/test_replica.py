@@ -1,6 +1,7 @@
 """Facts: knowledge transfer merges weights as (1 - fraction) own + fraction other and leaves the
 optimizer's moments alone; folding two sides merges them the same way and begins the moments anew;
-a peer that takes a state over goes on exactly as its donor would.
+a peer that takes a state over goes on exactly as its donor would; a state that is to hold an
+update is given once it does.
 
 The replica is the real one, held against float64 by hand. Left out: who transfers to whom
 (tests/unit/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
@@ -8,11 +9,14 @@ The replica is the real one, held against float64 by hand. Left out: who transfe
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
+from dlion_worker.exchange import StateWanted
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
@@ -91,8 +95,21 @@ def test_a_fold_merges_weights_and_begins_moments_anew(replica: LocalReplica) ->
 
 def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica) -> None:
     taker = fresh(seed=2)
-    taker.take_over(replica.provide(weights_only=False))
+    taker.take_over(replica.provide(StateWanted()))
     assert taker.iteration == replica.iteration == 1
     for one in (replica, taker):
         descend(one, iteration=2)
     np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
+
+
+def test_a_state_is_given_once_it_holds_the_update_that_is_wanted(replica: LocalReplica) -> None:
+    with ThreadPoolExecutor() as pool:
+        given = pool.submit(replica.provide, StateWanted(at_least=3))
+        for iteration in (2, 3):
+            with pytest.raises(TimeoutError):
+                given.result(timeout=0.05)
+            descend(replica, iteration=iteration)
+        snapshot = given.result(timeout=30)
+    assert snapshot.iteration == 3
+    weights_D = replica.model.weights_D
+    assert bytes(snapshot.payload).startswith(weights_D.tobytes())

@@ -15,6 +15,7 @@ from dlion_worker.exchange.events import (
     Refused,
     StatePulled,
     StateSnapshot,
+    StateWanted,
 )
 from dlion_worker.exchange.exchange import Exchange, ExchangeConfig
 from dlion_worker.exchange.window import QueueRule
@@ -30,4 +31,5 @@ __all__ = [
     "Refused",
     "StatePulled",
     "StateSnapshot",
+    "StateWanted",
 ]

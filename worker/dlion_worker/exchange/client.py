@@ -25,7 +25,7 @@ from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
 from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
-from dlion_worker.exchange.events import StateSnapshot
+from dlion_worker.exchange.events import StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES
 from dlion_worker.exchange.links import Link, Self
 from dlion_worker.exchange.service import SERVICE
@@ -319,7 +319,7 @@ class Dialler:
         if kind is not None:
             self._link.refused(kind, words)
 
-    async def pull(self, *, weights_only: bool, max_state_bytes: int) -> StateSnapshot:
+    async def pull(self, wanted: StateWanted, *, max_state_bytes: int) -> StateSnapshot:
         """The peer's state, for as long as it keeps coming.
 
         Raises:
@@ -330,7 +330,8 @@ class Dialler:
             run=str(self._me.job),
             rank=self._me.identity.rank,
             incarnation=self._me.incarnation,
-            weights_only=weights_only,
+            weights_only=wanted.weights_only,
+            at_least=wanted.at_least,
         )
         if not self._link.target:
             raise UnavailableError(f"{self._link.peer.name} has no address yet")

@@ -60,6 +60,15 @@ ExchangeEvent = MessageArrived | LinkUp | LinkDown | Refused | StatePulled
 
 
 @dataclass(frozen=True)
+class StateWanted:
+    """What a peer asks for."""
+
+    weights_only: bool = False
+    at_least: int = 0
+    """The iteration whose update it is to hold: until then it is waited for."""
+
+
+@dataclass(frozen=True)
 class StateSnapshot:
     """A worker's whole state, for a peer that rejoins or averages at the end of the run.
 

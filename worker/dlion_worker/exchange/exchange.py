@@ -29,7 +29,7 @@ from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange.client import CHANNEL_OPTIONS, Dialler
 from dlion_worker.exchange.cpu import ExchangeCpu
 from dlion_worker.exchange.deadline import HEARTBEAT_S
-from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot
+from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES, check_outgoing
 from dlion_worker.exchange.links import Link, Links, Self, Surroundings
 from dlion_worker.exchange.service import ExchangeService
@@ -70,9 +70,9 @@ class Exchange:
         self,
         config: ExchangeConfig,
         on_event: Callable[[ExchangeEvent], None],
-        state_provider: Callable[[bool], StateSnapshot],
+        state_provider: Callable[[StateWanted], StateSnapshot],
     ) -> None:
-        """`state_provider(weights_only)` is called from a thread of its own; it may block, and
+        """`state_provider(wanted)` is called from a thread of its own; it may block, and
         may raise `UnavailableError` where there is no state to give."""
         self._config = config
         me = Self(
@@ -215,7 +215,7 @@ class Exchange:
             )
         return deliveries
 
-    def pull_state(self, peer: Rank, *, weights_only: bool = False) -> StateSnapshot:
+    def pull_state(self, peer: Rank, wanted: StateWanted | None = None) -> StateSnapshot:
         """That peer's state; blocks while it keeps coming.
 
         Raises:
@@ -225,7 +225,7 @@ class Exchange:
         loop = self._loop
         if loop is None or not self._thread.is_alive():
             raise UnavailableError("the exchange is not running")
-        pulling = asyncio.run_coroutine_threadsafe(self._pull(peer, weights_only), loop)
+        pulling = asyncio.run_coroutine_threadsafe(self._pull(peer, wanted or StateWanted()), loop)
         try:
             return pulling.result()
         except CancelledError as error:
@@ -360,12 +360,12 @@ class Exchange:
         if (link := self._links.by_rank.get(peer)) is not None:
             link.quarantine(reason)
 
-    async def _pull(self, peer: Rank, weights_only: bool) -> StateSnapshot:
+    async def _pull(self, peer: Rank, wanted: StateWanted) -> StateSnapshot:
         dialler = self._diallers.get(peer)
         if dialler is None:
             raise UnavailableError(f"rank {peer} is not a member, as far as is known here")
         limit = self._config.max_state_bytes
-        return await dialler.pull(weights_only=weights_only, max_state_bytes=limit)
+        return await dialler.pull(wanted, max_state_bytes=limit)
 
     async def _tick(self) -> None:
         """Heartbeats where nothing else is said, and an end to streams that have gone silent."""

@@ -32,7 +32,7 @@ from dlion_api.wire.exchange_pb2 import (
 )
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
-from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot
+from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import PROTOCOL, Inbox, cut_payload
 from dlion_worker.exchange.links import Link, Links
 from dlion_worker.exchange.transfer import cut
@@ -57,7 +57,7 @@ class ExchangeService:
         self,
         links: Links,
         credentials: WorkerCredentials,
-        state_provider: Callable[[bool], StateSnapshot],
+        state_provider: Callable[[StateWanted], StateSnapshot],
     ) -> None:
         self._links = links
         self._credentials = credentials
@@ -92,7 +92,8 @@ class ExchangeService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), _told(kind))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        gathering = _in_thread(self._state_provider, request.weights_only)
+        wanted = StateWanted(request.weights_only, request.at_least)
+        gathering = _in_thread(self._state_provider, wanted)
         try:
             while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
                 yield StateChunk().SerializeToString()
@@ -292,8 +293,7 @@ class IncomingStream:
 
 
 def _in_thread(
-    provider: Callable[[bool], StateSnapshot],
-    weights_only: bool,
+    provider: Callable[[StateWanted], StateSnapshot], wanted: StateWanted
 ) -> asyncio.Future[StateSnapshot]:
     """The state, from a thread of its own: the trainer may take until its step is done.
 
@@ -304,7 +304,7 @@ def _in_thread(
 
     def _gather() -> None:
         try:
-            result.set_result(provider(weights_only))
+            result.set_result(provider(wanted))
         except BaseException as error:  # noqa: BLE001 -- handed on whole to whoever waits
             result.set_exception(error)
 

@@ -53,9 +53,10 @@ class Policy:
     that none may give way to a newer one on a slow link. `topologies`: those that it works on;
     none named: all. `own_pace`: who waits for whom is its own rule, in which
     `spec.synchronization` has no part. `lock_step`: by that rule all make each update together,
-    from equal weights, so that who comes late has to meet them at an iteration. `check` is called
-    with (spec, parameters, ranks of all workers that may ever take part) and yields a `Problem`
-    for all that does not go together.
+    from equal weights, so that who comes late has to meet them at an iteration. `replays`: its
+    machine takes `IterationPassed`, and replicas differ anyway, so that who comes late may catch up
+    while the others go on. `check` is called with (spec, parameters, ranks of all workers that may
+    ever take part) and yields a `Problem` for all that does not go together.
     """
 
     summary: str
@@ -66,6 +67,7 @@ class Policy:
     own_pace: bool = False
     check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
     lock_step: bool = False
+    replays: bool = False
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -164,10 +166,12 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
     "dlion": Policy(
-        "The largest entries, as many as each link carries (Max N).", f"{_GRADIENTS}:dlion"
+        "The largest entries, as many as each link carries (Max N).",
+        f"{_GRADIENTS}:dlion",
+        replays=True,
     ),
     "dlion-published": Policy(
-        "The same in the published form, as recalled.", f"{_GRADIENTS}:dlion"
+        "The same in the published form, as recalled.", f"{_GRADIENTS}:dlion", replays=True
     ),
     "topk": Policy(
         "A share of the entries, the largest; what is not sent may wait.",
@@ -271,6 +275,14 @@ def may_begin_beside(spec: Spec) -> bool:
     """Whether who has everybody's weights of an iteration may make the next step while the others
     make it: an update is all that a policy does to weights which are equal everywhere."""
     return all_update_together(spec) and not find(spec.exchange.policy).lock_step
+
+
+def may_catch_up(spec: Spec) -> bool:
+    """Whether who comes late may make the others' updates from what they send, so that nobody waits
+    while it takes over a state. What another sent them and died it does not get: where replicas
+    are equal everywhere that may not be."""
+    all_with_all = spec.exchange.topology == "allToAll"
+    return may_begin_beside(spec) and all_with_all and find(spec.exchange.policy).replays
 
 
 def messages_must_arrive(spec: Spec) -> bool:

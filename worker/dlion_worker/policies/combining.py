@@ -42,7 +42,8 @@ class Weighting:
             raise ValueError(msg)
 
     def divisor(self, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
-        """By which LBS_j is divided, given the local batch sizes of all that count.
+        """By which LBS_j is divided, given the local batch sizes of all that count. Who has no part
+        in an update himself makes it as the mean.
 
         >>> from dlion_api.names import Rank
         >>> sizes = {Rank(0): 30, Rank(1): 10}
@@ -51,7 +52,7 @@ class Weighting:
         >>> Weighting("dlion_ratio").divisor(sizes, Rank(1))
         20
         """
-        if self.name == "sample_mean":
+        if self.name == "sample_mean" or own not in local_batch_sizes:
             return sum(local_batch_sizes.values())
         return len(local_batch_sizes) * local_batch_sizes[own]
 

@@ -36,6 +36,7 @@ from dlion_worker.policies.interface import (
     Event,
     Fold,
     Instruction,
+    IterationPassed,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -128,6 +129,11 @@ class FoldingMachine:
                 self._stepped = True
                 self._stepped_to(event.iteration)
                 self._count(self._rank, event.iteration, event.local_batch_size)
+                return told
+            case IterationPassed(iteration=iteration):
+                told = self._machine.handle(event)
+                self._stepped = True
+                self._stepped_to(iteration)
                 return told
             case MemberJoined(rank=rank, iteration=iteration):
                 return self._machine.handle(event) + self._joined(rank, iteration)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlion_worker.policies.interface import (
+    IterationPassed,
     LocalStepDone,
     MemberJoined,
     MessageArrived,
@@ -49,7 +50,7 @@ class Horizon:
                 self._furthest = max(self._furthest, message.iteration)
             case MemberJoined(rank=rank, iteration=iteration):
                 self._greeted[rank] = iteration
-            case LocalStepDone(iteration=iteration):
+            case LocalStepDone(iteration=iteration) | IterationPassed(iteration=iteration):
                 self._furthest = max(self._furthest, iteration)
         return self.machine.handle(event)
 

@@ -91,6 +91,15 @@ class LocalStepDone:
 
 
 @dataclass(frozen=True)
+class IterationPassed:
+    """Instead of a local step: the others make this iteration's update without this worker, which
+    comes late and makes it as well, from what they send. Nobody hears of it. Only policies that
+    `replay` (`catalogue.Policy`) get it, as many as there are to catch up with."""
+
+    iteration: int
+
+
+@dataclass(frozen=True)
 class MessageArrived:
     """A whole message from a peer, checked for size and checksum, not for sense."""
 
@@ -144,6 +153,7 @@ class Regrouped:
 
 Event = (
     LocalStepDone
+    | IterationPassed
     | MessageArrived
     | MemberJoined
     | MemberLeft

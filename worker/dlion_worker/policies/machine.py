@@ -35,6 +35,7 @@ from dlion_worker.policies.interface import (
     Descend,
     Event,
     Instruction,
+    IterationPassed,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -110,6 +111,8 @@ class WorkerMachine:
         match event:
             case LocalStepDone():
                 return self._step_done(event)
+            case IterationPassed(iteration=iteration):
+                return self._update_if(self._synchronizer.step_done(iteration))
             case MessageArrived(sender=sender, message=message):
                 return self._message_arrived(sender, message)
             case MemberJoined(rank=rank, iteration=iteration):
@@ -277,6 +280,8 @@ class WorkerMachine:
             sizes = self._local_batch_sizes() | sizes
             for contribution in passed:
                 self._arrived.add(contribution)
+        if not contributions:  # this worker passes it, and all who would have made it are gone
+            return []
         return [self._update(list(contributions.values()), self._arrived.take(), sizes)]
 
     def _update(

@@ -13,16 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.reasons import EventReason
-from dlion_worker.policies.catalogue import all_update_together, may_begin_beside
+from dlion_worker.exchange import StateWanted
+from dlion_worker.policies.catalogue import (
+    all_update_together,
+    may_begin_beside,
+    may_catch_up,
+)
+from dlion_worker.simulation.surroundings import Phase
 from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.catching_up import MOST_BYTES, CatchUp, Outcome
 from dlion_worker.trainer.checkpointing import Checkpointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dlion_api.names import Rank
     from dlion_worker.exchange import StateSnapshot
-    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.interface import Event, Machine
     from dlion_worker.simulation.clock import VirtualClock
     from dlion_worker.simulation.worker import VirtualWorker
 
@@ -38,18 +45,24 @@ class VirtualEntrance:
         worker: VirtualWorker,
         clock: VirtualClock,
         *,
-        pull: Callable[[Rank, Callable[[StateSnapshot], None]], None],
+        pull: Callable[[Rank, StateWanted, Callable[[StateSnapshot], None]], None],
         come_in: Callable[[], None],
+        come_anew: Callable[[], None],
         before: Machine | None = None,
     ) -> None:
-        """`pull(donor, take)`: asks a peer for its state. `come_in`: this worker trains now.
+        """`pull(donor, wanted, take)`: asks a peer for its state. `come_in`: it trains from now on.
+        `come_anew`: it could not catch up, and comes in once more.
         `before`: of one that comes back the policies as they were: where it goes on from its own
         weights they go on, too."""
         self._worker, self._clock = worker, clock
-        self._pull_from, self._come_in = pull, come_in
+        self._pull_from, self._come_in, self._come_anew = pull, come_in, come_anew
         self._job = worker.parts.job
         self._all_update_together = all_update_together(self._job.spec)
         self._begins_beside = may_begin_beside(self._job.spec)
+        state_bytes = 2 * worker.parts.replica.model.weights_D.nbytes
+        is_first = before is None and may_catch_up(self._job.spec)
+        self._most_ahead = MOST_BYTES // state_bytes if is_first else 0
+        self._way: CatchUp | None = None
         self._somebody_trained = False
         self._meeting = rendezvous.Meeting()
         self._donor: tuple[Rank, int] | None = None
@@ -71,9 +84,13 @@ class VirtualEntrance:
         """Whether it has been in the run before."""
         return self._before is not None
 
-    def look(self) -> None:
-        """Takes the next step that what is known by now allows."""
+    def look(self, events: Iterable[Event] = ()) -> None:
+        """Takes the next step that what is known by now allows. `events`: what has come, of one
+        that catches up already."""
         if self._worker.entrance is not self:
+            return
+        if self._way is not None:
+            self._follow(self._way, events)
             return
         lives = self._worker.inbox.lives
         if self._donor is not None:
@@ -85,10 +102,12 @@ class VirtualEntrance:
             self._somebody_trained = True
             if not (self._is_whole() or self._has_waited()):
                 return
-            if self._all_update_together:
-                self._meet(inside)
-            else:
+            if not self._all_update_together:
                 self._pull(inside[0])
+            elif self._may_catch_up(inside):
+                self._pull_ahead(inside)
+            else:
+                self._meet(inside)
             return
         self._seen_s = None
         if self._somebody_trained:
@@ -148,19 +167,63 @@ class VirtualEntrance:
         if not meeting.agreed(inbox.lives, inbox.answers):
             return
         if self._begins_beside and meeting.tries_beside(inside, inbox.heard_at(before)):
-            self._clock.after(rendezvous.UPDATE_S, lambda: self._pull_beside(inside[0], before))
+            self._pull(inside[0], at=before)
         elif held := sorted(inbox.heard_at(meeting.iteration) & set(inside)):
             self._pull(held[0])
 
-    def _pull_beside(self, donor: Rank, before: int) -> None:
-        """The state before F while everybody makes the step F."""
-        is_free = self._worker.entrance is self and self._donor is None
-        if is_free and donor in self._worker.inbox.lives:
-            self._pull(donor, at=before)
+    def _may_catch_up(self, inside: list[Rank]) -> bool:
+        others = self._worker.inbox.linked - set(inside)
+        return not others & self._worker.inbox.answers.keys() and len(inside) <= self._most_ahead
+
+    def _pull_ahead(self, inside: list[Rank]) -> None:
+        """While all go on, as soon as what they send leads on from the state to theirs."""
+        inbox = self._worker.inbox
+        firsts = inbox.first_steps()
+        if inbox.linked != set(inside) or not set(inside) <= firsts.keys():
+            return
+        ahead = {peer: inbox.lives[peer] for peer in inside}
+        donor, least = inside[0], max(firsts[peer] for peer in inside) - 1
+        self._donor = (donor, ahead[donor])
+        wanted = StateWanted(at_least=least)
+        self._pull_from(donor, wanted, lambda snapshot: self._catch_up(snapshot, ahead))
+
+    def _catch_up(self, snapshot: StateSnapshot, ahead: dict[Rank, int]) -> None:
+        worker = self._worker
+        if worker.entrance is not self:
+            return
+        self._overtake(snapshot)
+        worker.inbox.ahead = ahead
+        self._way = CatchUp(
+            worker.inbox,
+            hearing=worker.hearing,
+            progress=worker.progress,
+            machine=worker.parts.machine,
+            send=lambda peer, message: worker.parts.links[peer].push(message),
+            passing=self._passing,
+            passed=lambda: None,
+        )
+        self._way.begin()
+        self._follow(self._way, ())
+
+    def _passing(self, iteration: int) -> None:
+        progress, samples = self._worker.progress, self._worker.global_batch_size()
+        progress.advance(iteration, local_batch_size=0, global_batch_size=samples)
+
+    def _follow(self, way: CatchUp, events: Iterable[Event]) -> None:
+        way.take(events)
+        outcome = way.look()
+        if outcome is Outcome.LOST:
+            self._come_anew()
+        elif outcome is Outcome.LEVEL:
+            self._tell_start()
+            self._worker.entrance, self._worker.phase = None, Phase.HELD
+            self._come_in()
 
     def _pull(self, donor: Rank, *, at: int | None = None) -> None:
+        """`at`: the state before F, while everybody makes the step F; else as it is."""
         self._donor = (donor, self._worker.inbox.lives[donor])
-        self._pull_from(donor, lambda snapshot: self._take(snapshot, at))
+        wanted = StateWanted(at_least=at or 0)
+        self._pull_from(donor, wanted, lambda snapshot: self._take(snapshot, at))
 
     def _take(self, snapshot: StateSnapshot, at: int | None) -> None:
         if self._worker.entrance is not self:
@@ -202,11 +265,14 @@ class VirtualEntrance:
         self._enter()
 
     def _enter(self) -> None:
+        self._tell_start()
+        self._worker.take_part(self._worker.progress.iteration)
+        self._come_in()
+
+    def _tell_start(self) -> None:
         worker = self._worker
         worker.parts.reporter.event(
             EventReason.TRAINING_STARTED,
             f"linked with {len(worker.inbox.linked)} workers",
             iteration=worker.progress.iteration,
         )
-        worker.take_part(worker.progress.iteration)
-        self._come_in()

@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank, WorkerIdentity
     from dlion_api.spec import Job
     from dlion_worker.environments.plan import Absence, Conditions, Plan
-    from dlion_worker.exchange import LinkDown, StateSnapshot
+    from dlion_worker.exchange import LinkDown, StateSnapshot, StateWanted
     from dlion_worker.policies.interface import Machine
     from dlion_worker.simulation.clock import Appointment, VirtualClock
     from dlion_worker.simulation.links import VirtualLink
     from dlion_worker.simulation.network import Network
     from dlion_worker.simulation.worker import VirtualWorker
+
+
+WANTED_AGAIN_S = 0.01
+"""Between looks for an update that a peer's state is to hold."""
 
 
 class Roster:
@@ -224,18 +228,25 @@ class Roster:
             self._clock,
             pull=partial(self._pull, worker.rank),
             come_in=worker.begin_step,
+            come_anew=partial(self.come_in_anew, worker.rank),
             before=before,
         )
 
-    def _pull(self, rank: Rank, donor: Rank, take: Callable[[StateSnapshot], None]) -> None:
-        """Asks a peer for its state, which comes over the link from there as it is when asked."""
+    def _pull(
+        self, rank: Rank, donor: Rank, wanted: StateWanted, take: Callable[[StateSnapshot], None]
+    ) -> None:
+        """Asks a peer for its state, which comes over the link from there once it is as wanted."""
         link: VirtualLink = self.workers[donor].parts.links[rank]
 
         def give() -> None:
             worker = self.workers[donor]
-            if link.is_up and worker.parts.links[rank] is link:
-                snapshot = worker.parts.replica.provide(False)
-                link.pull(len(snapshot.payload), lambda: take(snapshot))
+            if not link.is_up or worker.parts.links[rank] is not link:
+                return
+            if worker.parts.replica.iteration < wanted.at_least:
+                self._clock.after(WANTED_AGAIN_S, give)
+                return
+            snapshot = worker.parts.replica.provide(wanted)
+            link.pull(len(snapshot.payload), lambda: take(snapshot))
 
         self._clock.after(self._network.latency_s(rank, donor), give)
 

@@ -55,7 +55,7 @@ class VirtualWorker:
         self.rank = parts.rank
         self.progress = JobProgress()
         self._norms = NormMeter(parts.job)
-        self._hearing = Hearing(
+        self.hearing = Hearing(
             parts,
             self.progress,
             send=self._send,
@@ -64,7 +64,7 @@ class VirtualWorker:
             has_barrier=has_barrier(parts.job.spec),
             due=lambda after_s: around.clock.after(after_s, self._look),
         )
-        self._standstill = self._hearing.standstill
+        self._standstill = self.hearing.standstill
         self.inbox = Inbox(self._send)
         self.entrance: VirtualEntrance | None = None
         """The way in of one that comes while others may train already."""
@@ -102,7 +102,7 @@ class VirtualWorker:
         """With those who are linked now, from the step after `iteration` on."""
         self.entrance = None
         self.phase = Phase.HELD
-        self._hearing.handle(self.inbox.start(iteration))
+        self.hearing.handle(self.inbox.start(iteration))
 
     def begin_anew(self) -> None:
         """It comes in once more: of what it knew only the weights are left. A step whose update was
@@ -110,7 +110,7 @@ class VirtualWorker:
         self.phase = Phase.ENTERING
         self._undo_step()
         self._arrived = []
-        self._hearing.begin_anew(build_for(self.parts.job, self.rank, self.parts.replica.model))
+        self.hearing.begin_anew(build_for(self.parts.job, self.rank, self.parts.replica.model))
         self.inbox.begin_anew(self.progress.iteration)
 
     def _undo_step(self) -> None:
@@ -189,11 +189,11 @@ class VirtualWorker:
         self.inbox.put(arrival)
         events = self.inbox.drain()
         if self.entrance is not None:
-            self.entrance.look()
+            self.entrance.look(events)
         elif self.phase is Phase.COMPUTING:
             self._arrived += events
         elif self.phase is Phase.HELD:
-            self._hearing.handle(events)
+            self.hearing.handle(events)
             self._go_on()
 
     def stop(self, reason: str) -> None:
@@ -240,12 +240,12 @@ class VirtualWorker:
         self.progress.advance(
             self._iteration,
             local_batch_size=self._batch_size,
-            global_batch_size=self._global_batch_size(),
+            global_batch_size=self.global_batch_size(),
         )
         self.progress.trained_s = now_s
         self._take_directive()
         rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
-        self._hearing.handle(
+        self.hearing.handle(
             [
                 BudgetsChanged(
                     levelled({p: r for p, r in rooms.items() if r is not None}),
@@ -256,7 +256,7 @@ class VirtualWorker:
         )
         self.phase = Phase.HELD
         arrived, self._arrived = self._arrived, []
-        self._hearing.handle(arrived)
+        self.hearing.handle(arrived)
         self._go_on()
 
     @property
@@ -321,7 +321,7 @@ class VirtualWorker:
                 iteration=self.progress.iteration,
                 loss=result.loss,
                 local_batch_size=self._batch_size,
-                global_batch_size=self._global_batch_size(),
+                global_batch_size=self.global_batch_size(),
                 learning_rate=parts.replica.learning_rate,
                 compute_s=self._computed_s,
                 wall_s=wall_s,
@@ -388,9 +388,10 @@ class VirtualWorker:
     def _next_batch_size(self) -> int:
         if self._directive is not None:
             return self._directive.local_batch_size
-        return max(1, self._global_batch_size() // len(self.parts.job.workers()))
+        return max(1, self.global_batch_size() // len(self.parts.job.workers()))
 
-    def _global_batch_size(self) -> int:
+    def global_batch_size(self) -> int:
+        """Samples of all workers in one iteration."""
         if self._directive is not None:
             return self._directive.global_batch_size
         return self.parts.job.spec.batching.global_batch_size.initial

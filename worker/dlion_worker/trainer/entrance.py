@@ -1,9 +1,10 @@
 """How a worker comes into a run: with all the others, or late, when they train already.
 
-Owns the two ways in. Where nobody trains yet, everybody waits until all expected workers are
+Owns the ways in. Where nobody trains yet, everybody waits until all expected workers are
 linked (or, after `startDeadlineSeconds`, until `minSites` sites are), and who is behind takes the
 state of who is furthest: after a resume checkpoints may differ. Where somebody trains, the
-latecomer takes over a state from there; at a barrier it first agrees on an iteration to come in at
+latecomer takes over a state from there; at a barrier it then makes up for what the others have done
+meanwhile (`catching_up`) or, where that cannot be, agrees before on an iteration to come in at
 (`rendezvous`). Where all who are in hold still for want of a quorum it waits with them.
 
 A worker that has held still itself while others trained comes in in the same way.
@@ -20,9 +21,15 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import Rank
 from dlion_api.spec import Job
-from dlion_worker.exchange import Exchange, StateSnapshot
-from dlion_worker.policies.catalogue import may_begin_beside
+from dlion_worker.exchange import Exchange, StateSnapshot, StateWanted
+from dlion_worker.policies.catalogue import (
+    all_update_together,
+    may_begin_beside,
+    may_catch_up,
+)
+from dlion_worker.policies.horizon import LEAP
 from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer.catching_up import MOST_BYTES
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted
 
@@ -43,26 +50,27 @@ class Entrance:
         inbox: Inbox,
         membership: Callable[[], Membership | None],
         stopped: Callable[[], str | None],
-        has_barrier: bool,
+        state_bytes: int,
         comes_back: bool = False,
         neighbours: Callable[[], Collection[Rank]] | None = None,
     ) -> None:
-        """`has_barrier`: all workers make each update together, from equal weights. `comes_back`:
-        others have trained while it held still. `neighbours`: whom this worker is to be linked with
-        now, if not with everybody."""
+        """`state_bytes`: of a whole state. `comes_back`: others have trained while it held still.
+        `neighbours`: whom this worker is to be linked with now, if not with everybody."""
         deadline_s = job.spec.start_deadline_seconds
         self._deadline_s = rendezvous.ALONE_S if comes_back and deadline_s is None else deadline_s
-        self._whole_s = rendezvous.WHOLE_S if comes_back else 0.0
+        self._comes_back = comes_back
         self._neighbours = neighbours
-        self._job = job
+        self._job, self._rank = job, rank
         self._own_site = job.worker(rank).site
         self._exchange = exchange
         self._inbox = inbox
         self._membership = membership
         self._stopped = stopped
-        self._has_barrier = has_barrier
+        self._has_barrier = all_update_together(job.spec)
         self._begins_beside = may_begin_beside(job.spec)
         self._somebody_trained = False
+        most = MOST_BYTES // max(1, state_bytes)
+        self._most_ahead = most if may_catch_up(job.spec) and not comes_back else 0
 
     def come_in(self) -> StateSnapshot | None:
         """The state of a peer to go on from; None: this worker's own is right.
@@ -78,8 +86,8 @@ class Entrance:
             seen_s = seen_s if inside else now_s
             if inside:
                 self._somebody_trained = True
-                if now_s - seen_s >= self._whole_s or self._all_are_there():
-                    snapshot = self._meet() if self._has_barrier else self._pull(inside)
+                if now_s - seen_s >= rendezvous.WHOLE_S or self._is_whole():
+                    snapshot = self._over(inside)
                     if snapshot is not None:
                         return snapshot
             elif self._somebody_trained:
@@ -138,9 +146,46 @@ class Entrance:
 
     # ---- others train already --------------------------------------------------------------------
 
+    def _is_whole(self) -> bool:
+        """Whether it is linked with all who are there. Whom it is not linked with yet holds at no
+        iteration that it names, so that all would wait twice. What one that has held still knows of
+        members may be of before the split: it takes all to be there."""
+        if self._comes_back:
+            return self._all_are_there()
+        membership = self._membership()
+        ready = () if membership is None else membership.ready()
+        there = {member.identity.rank for member in ready} - {self._rank}
+        if self._neighbours is not None:
+            there &= set(self._neighbours())
+        return there <= self._inbox.linked
+
     def _inside(self) -> list[Rank]:
         """Peers that train."""
         return sorted(rank for rank, answer in self._inbox.answers.items() if answer.is_in)
+
+    def _over(self, inside: list[Rank]) -> StateSnapshot | None:
+        """A state to go on from; None: not to be had (yet)."""
+        if not self._has_barrier:
+            return self._pull(inside)
+        others = self._inbox.linked - set(inside)
+        if others & self._inbox.answers.keys() or len(inside) > self._most_ahead:
+            return self._meet()
+        return None if others else self._pull_ahead(inside)
+
+    def _pull_ahead(self, inside: list[Rank]) -> StateSnapshot | None:
+        """A state while all go on, from which what they send leads on to theirs."""
+        firsts, lives = self._inbox.first_steps(), self._inbox.lives
+        if not set(inside) <= firsts.keys():
+            return None
+        least = max(firsts[peer] for peer in inside) - 1
+        if least > min(firsts[peer] for peer in inside) + LEAP:
+            return self._meet()  # somebody says what cannot be
+        ahead = {peer: lives[peer] for peer in inside}
+        snapshot = self._pull(inside[:1], StateWanted(at_least=least))
+        if snapshot is None or snapshot.iteration < least:
+            return None
+        self._inbox.ahead = ahead
+        return snapshot
 
     def _meet(self) -> StateSnapshot | None:
         """The state before F, which nobody passes alone; None where nobody trains any more."""
@@ -165,15 +210,16 @@ class Entrance:
         inside, before = self._inside(), meeting.iteration - 1
         if not meeting.tries_beside(inside, self._inbox.heard_at(before)):
             return None
-        time.sleep(rendezvous.UPDATE_S)
-        snapshot = self._pull(inside[:1])
+        snapshot = self._pull(inside[:1], StateWanted(at_least=before))
         return snapshot if snapshot is not None and snapshot.iteration == before else None
 
-    def _pull(self, donors: Iterable[Rank]) -> StateSnapshot | None:
+    def _pull(
+        self, donors: Iterable[Rank], wanted: StateWanted | None = None
+    ) -> StateSnapshot | None:
         """The state of the first that gives one."""
         for donor in sorted(donors):
             try:
-                return self._exchange.pull_state(donor)
+                return self._exchange.pull_state(donor, wanted)
             except (UnavailableError, ContractError) as error:
                 _LOG.warning("worker %d gave no state: %s", donor, error)
         return None

@@ -23,7 +23,7 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_worker.exchange import Exchange
+from dlion_worker.exchange import Exchange, StateWanted
 from dlion_worker.policies.interface import Message
 from dlion_worker.trainer.inbox import Farewell, Inbox, farewell
 from dlion_worker.trainer.reporting import Reporter
@@ -135,7 +135,7 @@ class Finale:
         replicas = [own]
         for peer in sorted(self._inbox.linked):
             try:
-                snapshot = self._exchange.pull_state(peer, weights_only=True)
+                snapshot = self._exchange.pull_state(peer, StateWanted(weights_only=True))
                 state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
             except (UnavailableError, ContractError) as error:
                 self._reporter.event(

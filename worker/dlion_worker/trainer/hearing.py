@@ -53,6 +53,8 @@ class Hearing:
         are as in `Instructions` and `Standstill`."""
         self._parts, self._progress = parts, progress
         self._send, self._has_barrier = send, has_barrier
+        self.is_in = True
+        """Whether this worker trains; not while it catches up with those who do."""
         self.instructions = Instructions(
             parts.machine,
             parts.replica,
@@ -69,6 +71,7 @@ class Hearing:
     def begin_anew(self, machine: Machine) -> None:
         """This worker comes in once more, with a machine that has heard nothing yet."""
         self._parts.machine = machine
+        self.is_in = True
         self.instructions.begin_anew(machine)
         self.standstill.begin_anew()
 
@@ -94,7 +97,8 @@ class Hearing:
         """A latecomer asks: it is counted on from now on, and told how far this one is."""
         if (progress := rendezvous.as_progress(asked)) is not None and self._has_barrier:
             self.instructions.handle(MessageArrived(peer, progress))
-        self._send(peer, rendezvous.answer(asked, done=self._progress.iteration, role=Role.IN))
+        role = Role.IN if self.is_in else Role.OUT
+        self._send(peer, rendezvous.answer(asked, done=self._progress.iteration, role=role))
 
     def _ask_to_wait(self, event: Event) -> None:
         """A latecomer asks, but this worker holds still: it is answered again when that is over."""

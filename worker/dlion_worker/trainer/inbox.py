@@ -79,6 +79,9 @@ class Inbox:
         self.lives: dict[Rank, int] = {}
         """Peers that are linked, each with a number that changes when its link was down."""
         self._last_life = 0
+        self.ahead: dict[Rank, int] = {}
+        """Those who train and went on while this worker took a state over, by the lives of their
+        links then: it is to catch up with them once it starts."""
         self.answers: dict[Rank, Answer] = {}
         """What linked peers have last answered this latecomer."""
         self.stopped: set[Rank] = set()
@@ -125,7 +128,7 @@ class Inbox:
         self.drain()
         self._started = False
         self.iteration = iteration
-        self.early, self._departed = [], {}
+        self.early, self._departed, self.ahead = [], {}, {}
         self.answers.clear()
 
     def forget_steps(self, iteration: int) -> None:
@@ -152,6 +155,15 @@ class Inbox:
             for arrival in self.early
             if arrival.message.iteration == iteration and arrival.message.local_batch_size
         }
+
+    def first_steps(self) -> dict[Rank, int]:
+        """Before the start: the first own step that has come of each peer. Whatever it does later
+        comes as well."""
+        firsts: dict[Rank, int] = {}
+        for arrival in self.early:
+            if arrival.message.kind in _STEP_KINDS and arrival.message.local_batch_size:
+                firsts.setdefault(arrival.sender, arrival.message.iteration)
+        return firsts
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Events of the next arrival, waiting for one, and of all that stand behind it."""

@@ -7,9 +7,8 @@ finite) raise; faults of peers never do.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dlion_api.errors import DivergedError
@@ -25,6 +24,7 @@ from dlion_worker.policies.interface import (
     Machine,
 )
 from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer.catching_up import CatchUp, Outcome
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.hearing import Hearing
@@ -33,6 +33,7 @@ from dlion_worker.trainer.quota_watch import QuotaWatch
 from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter, worth_telling
+from dlion_worker.trainer.step_clock import StepClock
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
@@ -60,32 +61,6 @@ class Parts:
     refusals: Refusals
     training_set_samples: Callable[[], int]
     worker_count: int
-
-
-@dataclass
-class StepClock:
-    """Times of the iteration under way, in seconds of wall, CPU and waiting."""
-
-    began_s: float
-    began_cpu_s: float
-    exchange_thread_began_s: float
-    exchange_began_bytes: int
-    update_began_cpu_s: float
-    began_thread_s: float
-    """The main thread's CPU clock."""
-    compute_s: float = 0.0
-    own_thread_s: float = 0.0
-    """Of the main thread's CPU what it would have spent without any peers, but for the update."""
-    waited_s: float = 0.0
-
-    @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """What is done inside would be done without any peers, too."""
-        began_s = time.thread_time()
-        try:
-            yield
-        finally:
-            self.own_thread_s += time.thread_time() - began_s
 
 
 class TrainingLoop:
@@ -134,12 +109,13 @@ class TrainingLoop:
 
     def run(self) -> str | None:
         """Iterates until the run is over; why it is. None: it goes on without this worker, which
-        has held still and is to come in anew (`begin_anew`).
+        has held still or lost the others' track, and is to come in anew (`begin_anew`).
 
         A local step whose update was not made then is as if it had not been.
         """
+        self._parts.exchange.set_iteration(self.progress.iteration)
         with self._quota.telling(self._parts.sidecar.send):
-            reason = self._iterate()
+            reason = self._iterate() if self._begin() else self._over()
         self._checkpointer.undo_step()
         if reason is not None and not self._interrupted():
             self._announce(reason)
@@ -155,10 +131,35 @@ class TrainingLoop:
         """Whether too few sites are joined with this worker for it to go on."""
         return self._standstill.holds
 
+    def _begin(self) -> bool:
+        """Comes to where its own steps begin. False: in vain."""
+        parts = self._parts
+        if not parts.inbox.ahead:
+            self._handle(parts.inbox.start(self.progress.iteration))
+            return True
+        way = CatchUp(
+            parts.inbox,
+            hearing=self._hearing,
+            progress=self.progress,
+            machine=parts.machine,
+            send=parts.exchange.send,
+            passing=self._passing,
+            passed=self._checkpointer.end_step,
+        )
+        way.begin()
+        while (outcome := way.look()) is Outcome.UNDER_WAY and self._over() is None:
+            way.take(parts.inbox.wait(HOLD_SLICE_S))
+        return outcome is Outcome.LEVEL
+
+    def _passing(self, iteration: int) -> None:
+        self._checkpointer.begin_step()
+        self.progress.advance(
+            iteration, local_batch_size=0, global_batch_size=self.global_batch_size()
+        )
+        self._parts.exchange.set_iteration(iteration)
+
     def _iterate(self) -> str | None:
         parts = self._parts
-        parts.exchange.set_iteration(self.progress.iteration)
-        self._handle(parts.inbox.start(self.progress.iteration))
         while (reason := self._over()) is None:
             if not self._standstill.may_step():
                 if self._standstill.is_behind:

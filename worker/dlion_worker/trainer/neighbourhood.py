@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_api.spec import Job
     from dlion_api.worker_config import WorkerConfig
-    from dlion_worker.exchange import Exchange, StateSnapshot
+    from dlion_worker.exchange import Exchange, StateSnapshot, StateWanted
 
 PATIENCE_S = 30.0
 PATIENCE_STEPS = 4.0
@@ -145,6 +145,6 @@ class Neighbourhood:
             return self._exchange.link_states()
         return dict.fromkeys(self._present(), _Reached())
 
-    def pull_state(self, peer: Rank, *, weights_only: bool) -> StateSnapshot:
+    def pull_state(self, peer: Rank, wanted: StateWanted) -> StateSnapshot:
         """That worker's state. Raises: UnavailableError, ContractError."""
-        return self._exchange.pull_state(peer, weights_only=weights_only)
+        return self._exchange.pull_state(peer, wanted)

@@ -24,7 +24,7 @@ from dlion_api.errors import ContractError, ProgramError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_worker.exchange import StateSnapshot
+from dlion_worker.exchange import StateSnapshot, StateWanted
 from dlion_worker.trainer.finishing import Replica, SavedModel, average, site_leads
 from dlion_worker.trainer.growing import Report
 from dlion_worker.trainer.replica import LocalReplica
@@ -48,7 +48,7 @@ class Peers(Protocol):
         """By peer; each says whether it is `connected`."""
         ...
 
-    def pull_state(self, peer: Rank, *, weights_only: bool) -> StateSnapshot:
+    def pull_state(self, peer: Rank, wanted: StateWanted) -> StateSnapshot:
         """That peer's state; blocks."""
         ...
 
@@ -119,7 +119,7 @@ class Publisher:
         for peer in peers:
             self._check_open()
             try:
-                snapshot = self._peers.pull_state(peer, weights_only=True)
+                snapshot = self._peers.pull_state(peer, StateWanted(weights_only=True))
                 theirs = unpack(bytes(snapshot.payload), state, weights_only=True)
             except (UnavailableError, ContractError) as error:
                 _LOG.warning("published without worker %d: %s", peer, error)

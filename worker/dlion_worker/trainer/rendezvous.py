@@ -36,14 +36,9 @@ FIRST_MARGIN = 2
 
 LARGEST_MARGIN = 1024
 
-UPDATE_S = 0.02
-"""So long a peer is given for the update of F - 1 once the last gradient for it is here."""
-
-
 WHOLE_S = 8.0
-"""So long one that comes back and finds others that train waits for links with all: after a split
-they come up one after another, each within a dialler's longest wait. Whom it is not linked with
-trains without it."""
+"""So long one that comes in where others train waits for links with all: they come up one after
+another, each within a dialler's longest wait. Whom it is not linked with trains without it."""
 
 ALONE_S = 60.0
 """And so long for anybody that trains, before it goes on from its own weights."""
@@ -116,15 +111,18 @@ class Meeting:
         self._tried = 0
         self._asked: dict[Rank, tuple[int, int]] = {}
 
-    def to_ask(self, lives: Mapping[Rank, int], answers: Mapping[Rank, Answer]) -> tuple[Rank, ...]:
+    def to_ask(
+        self, lives: Mapping[Rank, int], answers: Mapping[Rank, Answer], *, heard: int = 0
+    ) -> tuple[Rank, ...]:
         """Peers to be asked for `iteration`, which is chosen anew where somebody was past it.
 
         `lives` are the linked peers, each with a number that changes when its link was down.
+        `heard`: how far one of them is known to be, if not by an answer.
         """
         inside = [a for peer, a in answers.items() if peer in lives and a.is_in]
         late = any(a.asked == self.iteration and a.done >= self.iteration for a in inside)
         if self.iteration == 0 or late:
-            self.iteration = max((a.done for a in inside), default=0) + self._margin
+            self.iteration = max([heard, *(a.done for a in inside)]) + self._margin
             self._margin = min(LARGEST_MARGIN, 2 * self._margin)
         wanted = {peer: (life, self.iteration) for peer, life in lives.items()}
         asked_now = tuple(sorted(p for p, want in wanted.items() if self._asked.get(p) != want))
@@ -141,9 +139,9 @@ class Meeting:
         )
 
     def tries_beside(self, inside: Collection[Rank], heard_before: Collection[Rank]) -> bool:
-        """Whether a state of F - 1 is to be had before anybody is held at F: `heard_before` are the
-        peers whose step F - 1 has come. Once for each F: a state that is not yet that of F - 1 has
-        been a transfer for nothing."""
+        """Whether a state of F - 1 is to be asked for before anybody is held at F: `heard_before`
+        are the peers whose step F - 1 has come, so that each will have that state as soon as the
+        others' steps have come there. Once for each F."""
         if self._tried == self.iteration or not set(inside) <= set(heard_before):
             return False
         self._tried = self.iteration

@@ -12,11 +12,14 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_worker.codecs import Coding, ValueCodec, encode_weights
-from dlion_worker.exchange import StateSnapshot
+from dlion_worker.exchange import StateSnapshot, StateWanted
 from dlion_worker.policies.interface import Flat
 from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
 from dlion_worker.training.model import FlatModel, Snapshot
 from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
+
+PATIENCE_S = 60.0
+"""Longest wait for an update that a peer's state is to hold."""
 
 
 class LocalReplica:
@@ -28,6 +31,7 @@ class LocalReplica:
         self._job = job
         self._rank = rank
         self._lock = threading.Lock()
+        self._updated = threading.Condition(self._lock)
         self.iteration = 0
         """The last iteration whose update these weights hold."""
         self.samples = 0
@@ -49,6 +53,7 @@ class LocalReplica:
         with self._lock:
             self.optimizer.apply(self.model.weights_D, gradient_D, self.learning_rate)
             self.iteration, self.samples = iteration, samples
+            self._updated.notify_all()
 
     def mix(self, other_D: Flat, fraction: float) -> None:
         """w <- (1 - fraction) w + fraction other."""
@@ -81,10 +86,12 @@ class LocalReplica:
         with self._lock:
             return bytes(encode_weights(self.model.weights_D, coding))
 
-    def provide(self, weights_only: bool) -> StateSnapshot:
-        """The state as a peer asks for it."""
-        with self._lock:
-            payload = pack(self._state(), weights_only=weights_only)
+    def provide(self, wanted: StateWanted) -> StateSnapshot:
+        """The state as a peer asks for it. One that never comes to hold the update it is to hold is
+        given after a while as it is: who asked looks at its iteration."""
+        with self._updated:
+            self._updated.wait_for(lambda: self.iteration >= wanted.at_least, timeout=PATIENCE_S)
+            payload = pack(self._state(), weights_only=wanted.weights_only)
             return StateSnapshot(self.iteration, self.samples, payload)
 
     def take_over(self, snapshot: StateSnapshot) -> None:

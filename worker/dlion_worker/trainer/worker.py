@@ -21,7 +21,6 @@ from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule, StateSnapshot
 from dlion_worker.policies.catalogue import (
-    all_update_together,
     has_barrier,
     messages_must_arrive,
 )
@@ -269,7 +268,7 @@ class Worker:
             inbox=self._inbox,
             membership=self._members,
             stopped=self._stopped,
-            has_barrier=all_update_together(self._job.spec),
+            state_bytes=2 * self._replica.model.weights_D.nbytes,
             comes_back=comes_back,
             neighbours=None if near.is_everybody else near.neighbours,
         )
@@ -314,13 +313,13 @@ class Worker:
         return reason
 
     def _come_in_anew(self) -> None:
-        """Others have trained while this worker held still: as after a restart. Its policies keep
+        """Others train and it is not level with them: as after a restart. Its policies keep
         what they knew only where it goes on from its own weights."""
         before = self._machine
         self._machine = policies.build_for(self._job, self._rank, self._replica.model)
         self._loop.begin_anew(self._machine)
         self._inbox.begin_anew(self._progress.iteration)
-        self._exchange.renew_links("comes in anew: others trained while it held still")
+        self._exchange.renew_links("comes in anew: others trained meanwhile")
         snapshot = None
         with suppress(Interrupted):  # the loop finds out why
             snapshot = self._come_in(comes_back=True)
