@@ -6,11 +6,12 @@ Called by `preflight`. Judges nothing itself: `site_checks` and `site_room` do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from dlion_cli.checks import Check, Outcome
 from dlion_cli.failures import message_of
+from dlion_cli.site_bandwidth import bandwidth_checks
 from dlion_cli.site_checks import clocks_check, site_checks, site_of
 from dlion_cli.site_cluster import SiteCluster, ask
 from dlion_cli.site_room import room_checks
@@ -26,10 +27,25 @@ _HERE_ALONE: Final = (
 )
 
 
+@dataclass(frozen=True)
+class Bandwidth:
+    """That links are to be measured."""
+
+    least_mbit: float | None
+    """Mbit/s that each is to carry in either direction; None: whatever it carries will do."""
+
+
 def cluster_checks(
-    contexts: Contexts, sites: Sequence[TrustedSite], job: Job | None, within_s: float
+    contexts: Contexts,
+    sites: Sequence[TrustedSite],
+    job: Job | None,
+    within_s: float,
+    bandwidth: Bandwidth | None = None,
 ) -> list[Check]:
-    """What the clusters of these contexts say; one that does not answer is a check that failed."""
+    """What the clusters of these contexts say; one that does not answer is a check that failed.
+
+    With `bandwidth` the links between the sites are measured.
+    """
     answers = contexts.ask(
         lambda jobs: ask(jobs.cluster, with_nodes=job is not None, within_s=within_s)
     )
@@ -48,7 +64,10 @@ def cluster_checks(
             named = (each for each in job.spec.sites if each.name == site)
             checks += [check for each in named for check in room_checks(found, each, job)]
     clocks = {site: found.clock for site, found in asked.items() if found.clock is not None}
-    return [*checks, *clocks_check(clocks)]
+    checks += clocks_check(clocks)
+    if bandwidth is not None:
+        checks += bandwidth_checks(contexts, asked, sites, bandwidth.least_mbit)
+    return checks
 
 
 def joined(dialled: Sequence[Check], asked: Sequence[Check]) -> list[Check]:

@@ -50,6 +50,15 @@ _STYLES: Final = {
     metavar="SECONDS", default=10.0, show_default=True,
     help="Of each site that is dialled, and of each answer of a cluster.",
 )  # fmt: skip
+@click.option(
+    "--bandwidth", is_flag=True,
+    help="Also have the sites' operators measure their links to each other, for some seconds each. "
+    "Needs --contexts.",
+)  # fmt: skip
+@click.option(
+    "--least-bandwidth", "least_mbit", type=FiniteRange(min=0, min_open=True), metavar="MBIT",
+    help="Fail where a link carries fewer Mbit/s in one direction (--bandwidth).",
+)  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def preflight(
     file: str,
@@ -58,6 +67,8 @@ def preflight(
     namespace: str,
     kubeconfig: str | None,
     timeout_s: float,
+    bandwidth: bool,
+    least_mbit: float | None,
     output: str,
 ) -> int:
     """Check that the sites in FILE, the shared file of values, can be reached and believed.
@@ -66,8 +77,8 @@ def preflight(
     dialled, and the certificate that its operator presents is held against its bundle in FILE
     (`-` reads standard input). With --contexts the sites' clusters are asked, too: operator,
     definition, federation Service, whom it dials and believes, whom it hears, its clock; with -f
-    also whether it has the gateway that the job needs, and its nodes have room. Each check says
-    what was seen and what to do.
+    also whether it has the gateway that the job needs, and its nodes have room; with --bandwidth
+    what its links to the others carry. Each check says what was seen and what to do.
 
     Exit code 0; 69 where a check failed; 65 where FILE or JOB is wrong, with all that is (as
     `dlion trust verify`).
@@ -75,10 +86,13 @@ def preflight(
     \b
     dlion preflight sites.yaml
     dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
+    dlion preflight sites.yaml --contexts plant-a,plant-b --least-bandwidth 20
     dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'
     """
     if file == manifest == STDIN:
         raise click.UsageError("FILE and --job cannot both be standard input")
+    if (bandwidth or least_mbit) and not contexts:
+        raise click.UsageError("links are measured by the sites' operators: name their --contexts")
     sites = _listed(file)
     job = None if manifest is None else _job(manifest)
     from dlion_cli.site_dialling import dial_all
@@ -87,12 +101,13 @@ def preflight(
     checks += [] if job is None else _named(job, sites)
     checks += dial_all(sites, timeout_s)
     if contexts:
-        from dlion_cli.cluster_preflight import cluster_checks, joined
+        from dlion_cli.cluster_preflight import Bandwidth, cluster_checks, joined
         from dlion_cli.contexts import Contexts
 
         asked = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
         with contextlib.closing(asked):
-            checks = joined(checks, cluster_checks(asked, sites, job, timeout_s))
+            links = Bandwidth(least_mbit) if bandwidth or least_mbit else None
+            checks = joined(checks, cluster_checks(asked, sites, job, timeout_s, links))
     _show(_in_order(checks, sites), output)
     return exit_code(checks)
 

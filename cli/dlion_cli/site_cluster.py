@@ -7,6 +7,8 @@ Called by `preflight` for each context; sends reads only, and none for a Secret.
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ _CLOCK_READINGS: Final = 4
 _BETWEEN_READINGS_S: Final = 0.23
 """A `Date` has whole seconds: readings at other parts of a second bound it to about a fourth."""
 _MOST_METRICS_BYTES: Final = 4 * 1024 * 1024
+_MOST_FIGURE_BYTES: Final = 4096
 _SAMPLE = re.compile(
     r"dlion_federation_(connected|heartbeat_age_seconds|bundle_valid|round_trip_seconds)"
     r'\{peer_site="([-a-z0-9]{1,63})"\} (\S{1,32})'
@@ -214,6 +217,30 @@ def _streams(cluster: Cluster, name: str, within_s: float) -> dict[str, dict[str
             with contextlib.suppress(ValueError):
                 samples.setdefault(found[2], {})[found[1]] = float(found[3])
     return samples
+
+
+def measured(cluster: Cluster, operator: Operator, site: str, within_s: float) -> float:
+    """Bytes per second from that operator's site to the other one, which it measures now.
+
+    Raises: DataError where what it says is no figure; and as `Cluster.text`.
+    """
+    service = f"{operator.deployment['metadata']['name']}:metrics"
+    path = path_of(
+        "api", "v1", "namespaces", cluster.namespace,
+        "services", service, "proxy", "bandwidth", site,
+    )  # fmt: skip
+    try:
+        text = cluster.text(path, most_bytes=_MOST_FIGURE_BYTES, within_s=within_s)
+    except AbsentError as error:
+        words = f"its operator does not know {site}, or is of a release that does not measure"
+        raise AbsentError(words) from error
+    try:
+        rate = float(json.loads(text)["bytesPerSecond"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"what its operator says of the link to {site} is no figure") from error
+    if not math.isfinite(rate) or rate <= 0.0:
+        raise DataError(f"its operator says {rate} bytes/s of the link to {site}")
+    return rate
 
 
 def _items(document: Document) -> list[Document]:

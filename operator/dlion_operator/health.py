@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics over HTTP.
+"""/livez, /readyz, /metrics and /bandwidth over HTTP.
 
 Alive: the event loop turns, and the watches bring what lists show. A restart mends either. An API
 server that does not answer is no reason for one: workers train on, and it is asked again.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from dlion_api.errors import DLionError
+from dlion_api.names import SiteName
+from dlion_operator.federation.measuring import Bandwidth
 from dlion_operator.metrics import OperatorMetrics
 
 TICK_S = 1.0
@@ -61,15 +64,36 @@ async def serve_health(health: Health, port: int) -> web.AppRunner:
     return await _serve({"/livez": livez, "/readyz": readyz}, port)
 
 
-async def serve_metrics(registry: CollectorRegistry, port: int) -> web.AppRunner:
-    """Serves /metrics. Raises: OSError where the port is taken."""
+Measure = Callable[[SiteName], Awaitable[Bandwidth]]
+"""Measures the link to that site. Raises: LookupError where no such site is known, DLionError."""
+
+
+async def serve_metrics(
+    registry: CollectorRegistry, port: int, measure: Measure | None = None
+) -> web.AppRunner:
+    """Serves /metrics and, where other sites are known, /bandwidth/SITE, which measures the link to
+    that site. Raises: OSError where the port is taken."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
             body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    return await _serve({"/metrics": metrics}, port)
+    async def bandwidth(request: web.Request) -> web.Response:
+        site = SiteName(request.match_info["site"])
+        try:
+            if measure is None:
+                raise LookupError(site)
+            found = await measure(site)
+        except LookupError:
+            words = f"site {site!r:.80} is not among the sites of this operator"
+            return web.json_response({"message": words}, status=404)
+        except DLionError as error:
+            return web.json_response({"message": str(error)}, status=503)
+        told = {"bytes": found.bytes_count, "seconds": found.seconds}
+        return web.json_response({"site": site, **told, "bytesPerSecond": found.bytes_per_s})
+
+    return await _serve({"/metrics": metrics, "/bandwidth/{site}": bandwidth}, port)
 
 
 async def _serve(handlers: dict[str, Callable[[web.Request], object]], port: int) -> web.AppRunner:

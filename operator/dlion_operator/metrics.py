@@ -195,7 +195,11 @@ class FederationMetrics(Collector):
             "dlion_federation_streams", "Streams opened by others, past TLS"
         )
         streams.add_metric([], self._node.service.streams)
-        yield from (refused, handshakes, streams)
+        measured = CounterMetricFamily(
+            "dlion_federation_measured_bytes", "Bytes that others have sent to measure a link"
+        )
+        measured.add_metric([], self._node.service.turns.received_bytes)
+        yield from (refused, handshakes, streams, measured)
 
 
 def _workers(status: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -117,7 +117,7 @@ class SiteOperator:
                 node.replace_authority(successor)
 
         renewing = keep_renewing(cluster, settings, self._namespace, authority, replace_authority)
-        await self._serve(runs, resync, renewing)
+        await self._serve(runs, resync, renewing, node)
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
 
     async def _federate(
@@ -149,7 +149,11 @@ class SiteOperator:
         return node
 
     async def _serve(
-        self, runs: SiteRuns, resync: Resync, renewing: Coroutine[Any, Any, None]
+        self,
+        runs: SiteRuns,
+        resync: Resync,
+        renewing: Coroutine[Any, Any, None],
+        node: FederationNode | None,
     ) -> None:
         self._metrics.registry.register(
             JobMetrics(
@@ -160,9 +164,10 @@ class SiteOperator:
                 watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
             )
         )
+        measure = None if node is None else node.bandwidth
         health = Health(self._metrics, lambda: resync.stale_rounds)
         for runner in (
-            await serve_metrics(self._metrics.registry, self._settings.metrics_port),
+            await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
             await serve_health(health, self._settings.health_port),
         ):
             self._parts.push_async_callback(runner.cleanup)

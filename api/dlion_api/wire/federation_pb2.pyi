@@ -19,6 +19,57 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class LinkChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    TO_SITE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """as in a greeting, on the first chunk"""
+    to_site: _builtins.str
+    """likewise"""
+    payload: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        to_site: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "site", b"site", "to_site", b"to_site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkChunk: _TypeAlias = LinkChunk  # noqa: Y015
+
+@_typing.final
+class LinkTiming(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMED_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVER_MICROS_FIELD_NUMBER: _builtins.int
+    timed_bytes: _builtins.int
+    """those that came after the first chunk"""
+    receiver_micros: _builtins.int
+    """and how long they took"""
+    def __init__(
+        self,
+        *,
+        timed_bytes: _builtins.int = ...,
+        receiver_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receiver_micros", b"receiver_micros", "timed_bytes", b"timed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkTiming: _TypeAlias = LinkTiming  # noqa: Y015
+
+@_typing.final
 class Statement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -41,6 +41,11 @@ class FederationStub:
                 request_serializer=dlion__api_dot_wire_dot_federation__pb2.Statement.SerializeToString,
                 response_deserializer=dlion__api_dot_wire_dot_federation__pb2.Welcome.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_unary(
+                '/dlion.v1alpha1.Federation/Measure',
+                request_serializer=dlion__api_dot_wire_dot_federation__pb2.LinkChunk.SerializeToString,
+                response_deserializer=dlion__api_dot_wire_dot_federation__pb2.LinkTiming.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -56,6 +61,14 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request_iterator, context):
+        """How much the link from the caller carries, for a moment and when somebody asks: bytes without a
+        meaning, timed where they arrive. One at a time, and no more of them than a measurement needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +76,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Tell,
                     request_deserializer=dlion__api_dot_wire_dot_federation__pb2.Statement.FromString,
                     response_serializer=dlion__api_dot_wire_dot_federation__pb2.Welcome.SerializeToString,
+            ),
+            'Measure': grpc.stream_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=dlion__api_dot_wire_dot_federation__pb2.LinkChunk.FromString,
+                    response_serializer=dlion__api_dot_wire_dot_federation__pb2.LinkTiming.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +112,33 @@ class Federation:
             '/dlion.v1alpha1.Federation/Tell',
             dlion__api_dot_wire_dot_federation__pb2.Statement.SerializeToString,
             dlion__api_dot_wire_dot_federation__pb2.Welcome.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/dlion.v1alpha1.Federation/Measure',
+            dlion__api_dot_wire_dot_federation__pb2.LinkChunk.SerializeToString,
+            dlion__api_dot_wire_dot_federation__pb2.LinkTiming.FromString,
             options,
             channel_credentials,
             insecure,

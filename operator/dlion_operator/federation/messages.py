@@ -66,6 +66,15 @@ def greeting_of(message: wire.Statement) -> tuple[SiteName, SiteName]:
     return _site(said.site), _site(said.to_site)
 
 
+def claims_of(chunk: wire.LinkChunk) -> tuple[SiteName, SiteName]:
+    """Who measures, and whom it takes this site for: of the first chunk.
+
+    Raises:
+        ContractError: a name is none.
+    """
+    return _site(chunk.site), _site(chunk.to_site)
+
+
 def statement_of(message: wire.Statement, site: SiteName) -> Statement:
     """What that site said.
 

@@ -16,6 +16,7 @@ from dlion_operator.authority import Authority
 from dlion_operator.federation.bundles import Bundles
 from dlion_operator.federation.credentials import Credentials
 from dlion_operator.federation.dialling import Dialler
+from dlion_operator.federation.measuring import Bandwidth, Meter
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.federation.service import FederationService
 from dlion_operator.federation.state import SILENT_AFTER_S, Federation, Hearing
@@ -60,6 +61,8 @@ class FederationNode:
             )
             for site in sites
         }
+        addresses = {SiteName(site.name): site.address for site in sites}
+        self._meter = Meter(own, addresses, self.credentials)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, listen_address: str) -> int:
@@ -111,6 +114,10 @@ class FederationNode:
         if not heard.reachable:
             return f"nothing of its operator for more than {SILENT_AFTER_S:g} s"
         return ""
+
+    async def bandwidth(self, site: SiteName) -> Bandwidth:
+        """What the link to that site carries, measured now. Raises: as `Meter.bandwidth`."""
+        return await self._meter.bandwidth(site)
 
     def has_bundle(self, site: SiteName) -> bool:
         """Whether that site's bundle will do."""

@@ -30,7 +30,13 @@ from dlion_operator.federation.events import (
     Refuse,
     Told,
 )
-from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting_of, statement_of
+from dlion_operator.federation.measuring import TAKES_AT_MOST_S, Arrivals, Turns
+from dlion_operator.federation.messages import (
+    MAX_STATEMENT_BYTES,
+    claims_of,
+    greeting_of,
+    statement_of,
+)
 from dlion_operator.federation.state import SILENT_AFTER_S, Federation
 from dlion_operator.reading import parser, readable
 
@@ -94,6 +100,7 @@ class FederationService:
         self.refusals: Counter[RefusalReason] = Counter()
         self.streams = 0
         """Opened so far: connections that got past TLS."""
+        self.turns = Turns()
         self.on_refused: Callable[[Refuse], None] = lambda _: None
         """Hears of each refusal. Runs in the loop: it must neither block nor raise."""
 
@@ -109,7 +116,13 @@ class FederationService:
             request_deserializer=parser(wire.Statement),
             response_serializer=wire.Welcome.SerializeToString,
         )
-        handler = grpc.method_handlers_generic_handler(SERVICE, {"Tell": method})
+        measure = grpc.stream_unary_rpc_method_handler(
+            self._measure,
+            request_deserializer=parser(wire.LinkChunk),
+            response_serializer=wire.LinkTiming.SerializeToString,
+        )
+        methods = {"Tell": method, "Measure": measure}
+        handler = grpc.method_handlers_generic_handler(SERVICE, methods)
         server.add_generic_rpc_handlers((handler,))
         try:
             port = server.add_secure_port(listen_address, self._credentials.server())
@@ -158,6 +171,38 @@ class FederationService:
         await context.write(wire.Welcome(site=self._own))
         return site
 
+    async def _measure(self, _: object, context: Context) -> wire.LinkTiming:
+        """One measurement."""
+        try:
+            async with asyncio.timeout(TAKES_AT_MOST_S):
+                return await self._timed(context)
+        except ContractError as error:
+            await self._refuse(Refuse(RefusalReason.MALFORMED, str(error)), context)
+        except TimeoutError:
+            words = f"a measurement of more than {TAKES_AT_MOST_S:g} s"
+            await self._refuse(Refuse(RefusalReason.SILENT, words), context)
+        except UnavailableError as error:
+            await self._refuse(Refuse(RefusalReason.TOO_MUCH, str(error)), context)
+        except _RefusedError as error:
+            await self._refuse(error.refusal, context)
+
+    async def _timed(self, context: Context) -> wire.LinkTiming:
+        chunk = await _next_chunk(context)
+        if chunk is None:
+            raise ContractError("a measurement without a chunk")
+        site, to_site = claims_of(chunk)
+        self._check(site, context)
+        if to_site != self._own:
+            words = f"this is the operator of site {self._own}, not of {to_site}"
+            raise _RefusedError(Refuse(RefusalReason.WRONG_SITE, words))
+        arrivals = Arrivals()
+        with self.turns.turn():
+            while chunk is not None:
+                arrivals.take(len(chunk.payload), time.monotonic())
+                self.turns.received_bytes += len(chunk.payload)
+                chunk = await _next_chunk(context)
+        return arrivals.result()
+
     def _check(self, site: SiteName, context: Context) -> None:
         """At every statement: a certificate may run out, a bundle may be replaced."""
         shown = context.auth_context().get("x509_pem_cert") or ()
@@ -199,6 +244,15 @@ async def _next(context: Context) -> wire.Statement | None:
     if (size := statement.ByteSize()) > MAX_STATEMENT_BYTES:
         raise ContractError(f"statement of {size} bytes; allowed: {MAX_STATEMENT_BYTES}")
     return statement
+
+
+async def _next_chunk(context: Context) -> wire.LinkChunk | None:
+    """The next chunk of a measurement; None: there is no more."""
+    message: Any = await context.read()
+    if message is grpc.aio.EOF:
+        return None
+    chunk: wire.LinkChunk = readable(message)
+    return chunk
 
 
 def _spend(allowance: Allowance, message: wire.Statement) -> None:

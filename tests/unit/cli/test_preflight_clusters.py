@@ -147,6 +147,65 @@ def looked(
         yield look
 
 
+def rate(mbit: float) -> Answer:
+    """What an operator says of a link."""
+    return told({"site": "", "bytes": 1, "seconds": 1.0, "bytesPerSecond": mbit * 125_000})
+
+
+def test_links_are_measured_where_that_is_asked_for(
+    looked: Callable[..., tuple[int, Found]],
+) -> None:
+    there = {
+        "a": plant("plant-a", plant_b=rate(48.94)),
+        "b": plant("plant-b", plant_a=rate(19.2)),
+    }
+    code, found = looked(**there)
+    assert not [name for _, name in found if name == "bandwidth"]
+    assert not [path for each in there.values() for path in each.asked if "bandwidth" in path]
+    code, found = looked("--bandwidth", **there)
+    assert code == 0
+    assert found["plant-a", "bandwidth"] == {
+        "site": "plant-a", "check": "bandwidth", "outcome": "ok", "advice": "",
+        "seen": "48.9 Mbit/s to plant-b", "figures": {"plant-b_mbit_per_s": 48.94},
+    }  # fmt: skip
+    code, found = looked("--least-bandwidth", "20", **there)
+    assert code == ExitCode.UNAVAILABLE
+    assert found["plant-a", "bandwidth"]["outcome"] == "ok"
+    assert found["plant-b", "bandwidth"]["outcome"] == "fail"
+    assert "Less than 20 Mbit/s to plant-a" in found["plant-b", "bandwidth"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, "404: Not Found"), "a release that does not measure"),
+        ((503, '{"message": "another site measures just now"}'), "measures just now"),
+        (told({"bytesPerSecond": "many"}), "no figure"),
+        (told({"bytesPerSecond": -1}), "-1"),
+        (told([]), "no figure"),
+        ((200, "<html>"), "no figure"),
+    ],
+)
+def test_a_link_that_is_not_measured_is_unknown(
+    looked: Callable[..., tuple[int, Found]], answer: Answer, words: str
+) -> None:
+    code, found = looked(
+        "--least-bandwidth", "20", a=plant("plant-a", plant_b=answer), b=plant("plant-b")
+    )
+    assert code == 0
+    check = found["plant-a", "bandwidth"]
+    assert check["outcome"] == "unknown"
+    assert words in check["seen"]
+
+
+def test_links_are_measured_by_operators_alone(
+    looked: Callable[..., tuple[int, Found]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    looked(a=plant("plant-a"))
+    assert main(["preflight", str(tmp_path / "sites.yaml"), "--bandwidth"]) == ExitCode.USAGE
+    assert "--contexts" in capsys.readouterr().err
+
+
 def test_sites_that_are_right(looked: Callable[..., tuple[int, Found]]) -> None:
     """Nothing listens at their addresses here: of that alone they are not judged."""
     code, found = looked(a=plant("plant-a"), b=plant("plant-b"))

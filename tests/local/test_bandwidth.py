@@ -1,0 +1,218 @@
+"""Facts: an operator measures on demand what its link to another site carries, never more than the
+link does, and tells it by HTTP; who asks again at once is told the same; one measurement is taken
+at a time, of a bounded length, from operators that prove who they are; each refusal has its reason,
+is counted, and hinders nobody. Real gRPC over loopback, real TLS.
+
+Left out: what `dlion preflight` makes of it (tests/unit/cli/test_preflight_clusters.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import SiteName
+from dlion_operator.authority import Authority
+from dlion_operator.federation import measuring
+from dlion_operator.federation.events import RefusalReason
+from dlion_operator.federation.node import FederationNode
+from dlion_operator.health import serve_metrics
+from federated import FederatedSite, federated_sites
+from operator_process import free_ports
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+
+
+def within(body: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that has a folder, and a minute."""
+
+    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measuring, "SENT_FOR_S", 1.0)
+
+        async def run() -> None:
+            async with asyncio.timeout(60):
+                await body(tmp_path)
+
+        asyncio.run(run())
+
+    test.__name__ = body.__name__
+    return test
+
+
+@asynccontextmanager
+async def federated(
+    a: FederatedSite, b: FederatedSite
+) -> AsyncIterator[tuple[FederationNode, FederationNode]]:
+    try:
+        yield await a.start(b), await b.start(a)
+    finally:
+        for site in (a, b):
+            if site.node is not None:
+                await site.node.close()
+
+
+@within
+async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    async with federated(a, b) as (here, there):
+        first = await here.bandwidth(B)
+        assert 0 < first.bytes_count < measuring.MOST_BYTES + measuring.CHUNK_BYTES
+        assert first.bytes_per_s == pytest.approx(first.bytes_count / first.seconds)
+        received = there.service.turns.received_bytes
+        assert received == first.bytes_count + measuring.CHUNK_BYTES
+        assert await here.bandwidth(B) == first
+        assert there.service.turns.received_bytes == received
+        assert (await there.bandwidth(A)).bytes_per_s > 0
+        with pytest.raises(LookupError):
+            await here.bandwidth(C)
+
+
+@asynccontextmanager
+async def paced(port: int, bytes_per_s: float) -> AsyncIterator[int]:
+    """A port that leads to that one, at so many bytes a second each way."""
+    open_ones: set[asyncio.Task[None]] = set()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        due_s = time.monotonic()
+        try:
+            while data := await source.read(4096):
+                due_s = max(due_s, time.monotonic()) + len(data) / bytes_per_s
+                await asyncio.sleep(due_s - time.monotonic())
+                sink.write(data)
+                await sink.drain()
+        finally:
+            sink.close()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+        with contextlib.suppress(OSError):
+            await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.add(asyncio.create_task(join(reader, writer)))
+
+    server = await asyncio.start_server(joined, "127.0.0.1", 0, limit=4096)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for each in open_ones:
+            each.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+
+
+@within
+async def test_no_more_is_measured_than_the_link_carries(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    rate = 1_000_000.0
+    async with paced(b.port, rate) as b.reached_at, federated(a, b) as (here, _there):
+        assert 0 < (await here.bandwidth(B)).bytes_per_s < 1.25 * rate
+
+
+@within
+async def test_one_is_taken_at_a_time(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    async with federated(a, b) as (here, there):
+        with (
+            there.service.turns.turn(),
+            pytest.raises(UnavailableError, match="another site measures just now"),
+        ):
+            await here.bandwidth(B)
+        assert there.service.refusals == {RefusalReason.TOO_MUCH: 1}
+        assert (await here.bandwidth(B)).bytes_count > 0
+
+
+@within
+async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    async with federated(a, b) as (here, there):
+        most = 4 * measuring.CHUNK_BYTES
+        take = measuring.Arrivals.take
+
+        def strict(self: measuring.Arrivals, size_bytes: int, now_s: float) -> None:
+            with pytest.MonkeyPatch.context() as bound:
+                bound.setattr(measuring, "MOST_BYTES", most)
+                take(self, size_bytes, now_s)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(measuring, "MOST_BYTES", 2**40)  # the sender knows no bound
+            patch.setattr(measuring.Arrivals, "take", strict)
+            with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
+                await here.bandwidth(B)
+        assert there.service.refusals == {RefusalReason.MALFORMED: 1}
+        assert there.service.turns.received_bytes <= most + measuring.CHUNK_BYTES
+        with there.service.turns.turn():
+            pass  # it is free again
+
+
+@within
+async def test_another_authority_s_operator_is_refused(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    async with federated(a, b) as (here, there):
+        here.replace_authority(Authority(A))
+        with pytest.raises(UnavailableError):
+            await here.bandwidth(B)
+        assert there.service.turns.received_bytes == 0
+
+
+@within
+async def test_a_site_that_claims_another_name_is_refused(folder: Path) -> None:
+    a, b, c = federated_sites(folder, A, B, C)
+    try:
+        here, there = await a.start(b), await b.start(a, c)
+        here._meter._own = C
+        with pytest.raises(ContractError, match="UNAUTHENTICATED"):
+            await here.bandwidth(B)
+        here._meter._own, there.service._own = A, C
+        with pytest.raises(ContractError, match="NOT_FOUND"):
+            await here.bandwidth(B)
+        assert there.service.refusals[RefusalReason.BAD_CERTIFICATE] == 1
+        assert there.service.refusals[RefusalReason.WRONG_SITE] == 1
+        assert there.service.turns.received_bytes == 0
+    finally:
+        for site in (a, b):
+            if site.node is not None:
+                await site.node.close()
+
+
+def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    """Code and document of that page of an operator's metrics' port."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@within
+async def test_it_is_told_by_http(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    (port,) = free_ports(1)
+    async with federated(a, b) as (here, there):
+        runner = await serve_metrics(CollectorRegistry(), port, here.bandwidth)
+        try:
+            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
+            assert (code, told["site"]) == (200, B)
+            assert told["bytesPerSecond"] == pytest.approx(told["bytes"] / told["seconds"])
+            code, told = await asyncio.to_thread(asked, port, "bandwidth/nowhere")
+            assert code == 404
+            assert "'nowhere' is not among the sites" in told["message"]
+            await there.close()
+            here._meter._last.clear()
+            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
+            assert code == 503
+            assert told["message"].startswith(f"site {B}: UNAVAILABLE")
+        finally:
+            await runner.cleanup()
