@@ -32,6 +32,9 @@ WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
 """How many workers a Job was made with: ranks stand for a whole run, whatever is scaled."""
 ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"
 """The same of all groups of all sites, as JSON, where ranks are counted and follow from it."""
+AUTHORITIES_ANNOTATION: Final = f"{GROUP}/authorities"
+"""Of a run's Jobs, where its job names an authority: by which the workers of each site are known,
+as JSON. Public certificates, never a key."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Of the DLionJob; passed on to its Jobs, which Kueue then starts."""
 
@@ -121,6 +124,12 @@ def keeper_name(job: JobKey) -> str:
 def keeper_claim_name(job: JobKey) -> str:
     """The keeper's claim, where the operator makes one; it outlives the run, not the job."""
     return f"{job.name}-keeper"
+
+
+def authority_name(job: JobKey) -> str:
+    """The Certificate of the authority that cert-manager makes for a job, and its Secret; for all
+    of its runs."""
+    return f"{job.name}-authority"
 
 
 def run_labels(job: JobKey, site: str) -> dict[str, str]:

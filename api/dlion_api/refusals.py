@@ -24,6 +24,7 @@ class RefusalReason(StrEnum):
     NOT_JOINED = "NotJoined"  # the coordinator does not know this incarnation (yet)
     MALFORMED = "Malformed"  # the message breaks the protocol
     TOO_MUCH = "TooMuch"  # more than a worker may send
+    NO_AUTHORITY = "NoAuthority"  # nothing to sign with: the authority that the job names is away
 
     @property
     def passing(self) -> bool:

@@ -191,6 +191,21 @@ def refuse_suspended(job: Job, source: str) -> None:
         raise SpecError([problem], source=source)
 
 
+def refuse_named_authority(job: Job, source: str) -> None:
+    """Raises: SpecError where certificates are to come from what only a cluster has."""
+    tls = job.spec.tls
+    if tls.mode in ("Secret", "CertManager"):
+        names = "secretName" if tls.mode == "Secret" else "issuerName"
+        problem = Problem(
+            "spec.tls.mode",
+            "here is no cluster to keep or issue an authority: this run would make its own",
+            value=tls.mode,
+            allowed="Managed or Disabled",
+            advice=f"Give --set tls.mode=Managed --set tls.{names}= to try it on this machine",
+        )
+        raise SpecError([problem], source=source)
+
+
 def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | None) -> Job:
     """The job, whose exchange policy is known here and takes the parameters that are given.
 

@@ -26,7 +26,14 @@ from dlion_cli.ending import finish_broken, report_in_time
 from dlion_cli.interruption import Interruption, interruptible
 from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
-from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document, refuse_suspended
+from dlion_cli.manifests import (
+    STDIN,
+    apply_set,
+    load_manifest,
+    read_document,
+    refuse_named_authority,
+    refuse_suspended,
+)
 from dlion_cli.table import print_result
 from dlion_operator.issuing import LIFE
 from dlion_worker.environments import Environment, Plan, load_environment, unlimited_plan
@@ -156,6 +163,7 @@ def run(
         apply_set(document, assignments), source=str(file), lines=None if assignments else lines
     )
     refuse_suspended(job, str(file))
+    refuse_named_authority(job, str(file))
     asked = _asked(job, environment)
     program_root = program_root_of(job, file, resume)
     now = datetime.now().astimezone()

@@ -26,6 +26,7 @@ class Kind(Enum):
     CLAIM = ("/api/v1", "persistentvolumeclaims")
     DEPLOYMENT = ("/apis/apps/v1", "deployments")
     SECRET = ("/api/v1", "secrets")
+    CERTIFICATE = ("/apis/cert-manager.io/v1", "certificates")
     EVENT = ("/api/v1", "events")
     TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
     INGRESS_ROUTE_TCP = ("/apis/traefik.io/v1alpha1", "ingressroutetcps")
@@ -45,6 +46,7 @@ _BY_NAME = {
     "PersistentVolumeClaim": Kind.CLAIM,
     "Deployment": Kind.DEPLOYMENT,
     "Secret": Kind.SECRET,
+    "Certificate": Kind.CERTIFICATE,
     "Event": Kind.EVENT,
     "TLSRoute": Kind.TLS_ROUTE,
     "IngressRouteTCP": Kind.INGRESS_ROUTE_TCP,

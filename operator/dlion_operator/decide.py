@@ -6,10 +6,11 @@ as one likes, and by an operator that has just started. Called by `reconcile`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from dlion_api import cluster_names as names
 from dlion_api.errors import SpecError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import Job, load_job
@@ -25,15 +26,25 @@ from dlion_operator.decisions import (
     Decision,
     Delete,
     FinishRun,
-    Notice,
     OpenRun,
     Patch,
     StopRun,
 )
 from dlion_operator.exposure import addresses, exposing_objects, hindrances
-from dlion_operator.findings import failure, hindered, standing, too_long, verdict, why_over
+from dlion_operator.findings import (
+    failure,
+    hindered,
+    standing,
+    too_long,
+    unsigned,
+    verdict,
+    why_over,
+    without_authority,
+)
+from dlion_operator.news import news_of
 from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, moment
 from dlion_operator.pod_security import restricted_violations
+from dlion_operator.run_trust import authority_of, written
 from dlion_operator.runs import Run, groups_of
 from dlion_operator.settings import Settings
 from dlion_operator.situations import Finding, Situation
@@ -48,8 +59,6 @@ from dlion_operator.tidying import (
 )
 
 MANAGED_BY = "dlion.dev/operator"
-NOT_SERVED = ("Secret", "CertManager")
-"""Of `tls.mode`, so far."""
 MADE_ONCE = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
 """Workers of a run read what they were started with, whatever a newer operator fills in. A keeper
 that is made anew loses what it keeps where it has no claim; a claim is the user's to change."""
@@ -67,17 +76,13 @@ LOOK_AGAIN_S = 10.0
 def decide(seen: Observed, settings: Settings) -> Decision:
     """What is to be done about that job now."""
     document = seen.document
-    spec = document.get("spec") or {}
-    if document["metadata"].get("deletionTimestamp") or _is_others(spec):
+    if is_left_alone(document):
         return Decision((CloseRun(),))
     try:
         job = load_job(document)
     except SpecError as error:
         finding = Finding(Situation.FAILED, Reason.INVALID_SPEC, str(error))
         return _without_a_run(finding, seen)
-    if job.spec.tls.mode in NOT_SERVED:
-        words = f"tls.mode {job.spec.tls.mode} is not served yet; take Managed"
-        return _without_a_run(Finding(Situation.FAILED, Reason.INVALID_SPEC, words), seen)
     if not groups_of(job, settings.site):
         words = f"spec.sites does not name this site, {settings.site}"
         return _without_a_run(Finding(Situation.NOT_SELECTED, Reason.NOT_SELECTED, words), seen)
@@ -98,8 +103,10 @@ def _without_a_run(finding: Finding, seen: Observed) -> Decision:
     return _told(finding, seen, bare_status(finding, seen), actions)
 
 
-def _is_others(spec: Mapping[str, Any]) -> bool:
-    return bool(spec.get("managedBy", MANAGED_BY) != MANAGED_BY)
+def is_left_alone(document: Mapping[str, Any]) -> bool:
+    """Whether that job is on its way out, or somebody else's to act on."""
+    managed_by = (document.get("spec") or {}).get("managedBy", MANAGED_BY)
+    return bool(document["metadata"].get("deletionTimestamp") or managed_by != MANAGED_BY)
 
 
 def _ended_at(seen: Observed, run: Run) -> datetime | None:
@@ -125,6 +132,9 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
         return _ended(verdict(run, seen), run, seen, cleaning)
     if refusal := _refused(run, seen, settings):
         return _ended(refusal, run, seen, cleaning)
+    if not run.jobs and (lacking := without_authority(run.job, seen)):
+        actions = (*cleaning, _opened(run, seen, settings), *_requested(run, seen, settings))
+        return _told(lacking, seen, run_status(lacking, run, seen), actions)
     if seen.refused is not None and seen.refused.forbidden:
         finding = Finding(Situation.STUCK, Reason.FORBIDDEN, seen.refused.message)
         actions = (*cleaning, _opened(run, seen, settings), *_objects(run, seen, settings))
@@ -137,11 +147,13 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
         _opened(run, seen, settings),
         *_objects(run, seen, settings),
         *_changes(run),
+        *_kept_trust(run, seen),
     )
     if why := _why_stop(run, seen):
         actions = (*actions, StopRun(why))
     unreached = hindrances(run, seen, settings)
-    finding = hindered(standing(run, seen, unreached), seen.hindrance)
+    finding = unsigned(standing(run, seen, unreached), authority_of(run.job, seen.authority))
+    finding = hindered(finding, seen.hindrance)
     if _just_started(seen, finding, run):
         return Decision(actions, look_again_s=2.0)
     return _told(finding, seen, run_status(finding, run, seen), actions)
@@ -173,6 +185,8 @@ def _opened(run: Run, seen: Observed, settings: Settings) -> OpenRun:
         age_s=max(0.0, age.total_seconds()),
         failed=run.failed_ranks,
         addresses=addresses(run, seen, settings),
+        authority=authority_of(run.job, seen.authority),
+        kept_bundles=run.kept_bundles,
     )
 
 
@@ -202,9 +216,16 @@ def _refused(run: Run, seen: Observed, settings: Settings) -> Finding | None:
     return Finding(Situation.FAILED, Reason.INVALID_SPEC, message)
 
 
+def _requested(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
+    """What cert-manager is asked for, where it is to make the job's authority."""
+    if run.job.spec.tls.mode == "CertManager":
+        yield Apply(children.authority_certificate(run.job, settings, owner_of(seen.document)))
+
+
 def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     """Everything that belongs to the run, as it should be."""
     owner = owner_of(seen.document)
+    yield from _requested(run, seen, settings)
     documents = [
         children.config_map(run.job, settings, owner, authority_pem=seen.authority_pem),
         children.headless_service(run.job, settings, owner),
@@ -232,6 +253,17 @@ def _changes(run: Run) -> Iterator[Action]:
             spec |= {"parallelism": size, "completions": size}
         if spec:
             yield Patch(Kind.JOB, view.name, _of(view, spec))
+
+
+def _kept_trust(run: Run, seen: Observed) -> Iterator[Action]:
+    """By whom workers are known stays with the Jobs, for an operator that starts anew."""
+    if seen.run is None or not seen.run.bundles:
+        return
+    kept = {names.AUTHORITIES_ANNOTATION: written(seen.run.bundles, run.site)}
+    for view in run.jobs.values():
+        if view.ended_at is None and not kept.items() <= view.annotations.items():
+            patch = {"metadata": {"uid": view.uid, "annotations": kept}}
+            yield Patch(Kind.JOB, view.name, patch)
 
 
 def _why_stop(run: Run, seen: Observed) -> str:
@@ -341,28 +373,11 @@ def _last_words(seen: Observed) -> str:
 def _told(
     finding: Finding, seen: Observed, status: dict[str, Any], actions: tuple[Action, ...]
 ) -> Decision:
-    """With an event where the reason is another than it was."""
-    before = (seen.document.get("status") or {}).get("conditions") or ()
-    was = next((c.get("reason") for c in before if c.get("type") == "Ready"), None)
-    notices = _of_drift(before, status)
-    if was != finding.reason:
-        bad = finding.situation in (Situation.FAILED, Situation.STUCK, Situation.DEGRADED)
-        words = finding.message or finding.reason.value
-        notices += (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
+    """With what of it is worth an event."""
+    notices = news_of(finding, seen, status)
     # Of a suspended job nothing changes here, of its other sites something may.
     is_alone = len(status.get("sites") or ()) < 2
     is_idle = finding.situation is Situation.NOT_SELECTED or (
         finding.situation is Situation.SUSPENDED and is_alone
     )
     return Decision(actions, status, notices, None if is_idle else LOOK_AGAIN_S)
-
-
-def _of_drift(before: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> tuple[Notice, ...]:
-    """An event where the sites' manifests have begun to differ."""
-    was, now = (
-        next((c for c in each if c.get("type") == ConditionType.SPEC_CONSISTENT), {})
-        for each in (before, status.get("conditions") or ())
-    )
-    if now.get("status") != "False" or was.get("status") == "False":
-        return ()
-    return (Notice(Reason.SPEC_DIFFERS.value, str(now.get("message")), "Warning"),)

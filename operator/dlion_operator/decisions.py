@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.cluster import Document, Kind
 from dlion_operator.exposure import Addresses
+from dlion_operator.job_authority import NamedAuthority
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class OpenRun:
     """Of these workers, those of this site that have failed for good."""
     addresses: Addresses | None = None
     """Where other sites reach this one's workers; None: where these say."""
+    authority: NamedAuthority | None = None
+    """What there is of the authority that the job names; None: the site's own signs."""
+    kept_bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
+    """By which the run's workers were known before this operator started, in that case."""
 
 
 @dataclass(frozen=True)

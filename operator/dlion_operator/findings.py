@@ -12,10 +12,13 @@ from datetime import datetime, timedelta
 from dlion_api.cluster_names import GROUP_LABEL
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
+from dlion_api.spec import Job
 from dlion_api.status import Reason
 from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
 from dlion_operator.exposure import is_late
+from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.observed import NOTHING_KNOWN, Observed, RunView, Trouble
+from dlion_operator.run_trust import authority_of
 from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
 
@@ -55,6 +58,27 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
     words = _joined([f"cannot be kept up: {hindrance}; tried again", finding.message])
     if finding.situation in (Situation.WAITING, Situation.STUCK):
         return Finding(Situation.STUCK, Reason.UPKEEP_FAILING, words)
+    return replace(finding, message=words)
+
+
+def without_authority(job: Job, seen: Observed) -> Finding | None:
+    """Why nothing of a run is started: there is nothing to sign its workers' certificates with;
+    None: there is."""
+    found = authority_of(job, seen.authority)
+    if found is None or not found.problem:
+        return None
+    is_late = found.missing_s >= STUCK_AFTER.total_seconds()
+    situation = Situation.STUCK if is_late else Situation.WAITING
+    return Finding(situation, Reason.NO_AUTHORITY, found.problem)
+
+
+def unsigned(finding: Finding, found: NamedAuthority | None) -> Finding:
+    """The same run, while nothing new can be signed: who has a certificate goes on."""
+    if found is None or not found.problem:
+        return finding
+    words = _joined([f"no certificate can be signed: {found.problem}", finding.message])
+    if finding.reason in (Reason.WORKERS_STARTING, Reason.NOT_JOINING):
+        return Finding(finding.situation, Reason.NO_AUTHORITY, words)
     return replace(finding, message=words)
 
 

@@ -1,7 +1,7 @@
 """Certificates of workers, keepers and servers, signed by whatever authority a site has.
 
-Owns the form of a certificate: names, uses, life. Called by `authority` (the site's
-own). Does not decide who may have one.
+Owns the form of a certificate: names, uses, life. Called by `authority` (the site's own) and
+`job_authority` (one that a job names). Does not decide who may have one.
 """
 
 from __future__ import annotations

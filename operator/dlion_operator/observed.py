@@ -5,26 +5,23 @@ Pure views over documents of the API; made by `reconcile`, read by `decide`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from dlion_api import cluster_names as names
-from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.attempts import Unmade
+from dlion_operator.job_authority import NamedAuthority
+from dlion_operator.last_words import last_words
 
 Document = Mapping[str, Any]
 
-LAST_WORDS_LENGTH = 500
 KNOWN_AFTER_S = 45.0
 """After this an operator that has started anew has heard from every worker that is there."""
-KILLED = 137
-KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 
 _BROKEN_WAITING = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
@@ -85,6 +82,8 @@ class RunView:
     """The other sites of the manifest; empty where this site knows of no others."""
     drift: str = ""
     """Where the sites' manifests differ; empty: nowhere, as far as is known."""
+    bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
+    """By which the workers of each site are known, where the job names an authority."""
 
 
 NOTHING_KNOWN = RunView(open_s=0.0)
@@ -119,6 +118,8 @@ class Observed:
     """Of a child of this run, where the API server will not have it."""
     unmade: Mapping[str, Unmade] = field(default_factory=dict)
     """By the name of a worker's Service, what of it or of its routes could not be made."""
+    authority: NamedAuthority | None = None
+    """What there is of the authority that the job names; None: it names none."""
     hindrance: str = ""
     """What has kept the operator for a while from doing what this job needs; empty: nothing."""
 
@@ -339,15 +340,7 @@ class PodView:
         if code is None:
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
-        lines = self._last_lines()
-        often = ""
-        if code == ExitCode.RESTARTS and (given_up := _given_up(lines)) is not None:
-            code, restarts = given_up
-            often = f" after {restarts} restarts (maxRestarts)"
-        hint = KILLED_HINT if code == KILLED else ""
-        own = [line for line in lines if not line.startswith("{")]
-        last = f": {own[-1][:LAST_WORDS_LENGTH]}" if own else ""
-        return f"{self.worker}: trainer ended with {exit_words(code)}{often}{hint}{last}"
+        return f"{self.worker}: trainer ended with {last_words(code, self._last_lines())}"
 
     def _last_lines(self) -> list[str]:
         """What its trainer and the supervisor, in JSON, said last."""
@@ -357,29 +350,6 @@ class PodView:
                 text = str(ended.get("message") or "")
                 return [line for line in text.splitlines() if line.strip()]
         return []
-
-
-def _given_up(lines: list[str]) -> tuple[int, int] | None:
-    """The trainer's last exit code and its restarts, as the supervisor gave up on it."""
-    for line in reversed(lines):
-        try:
-            said = json.loads(line)
-            if said["supervisor"] == "giving up":
-                return int(said["code"]), int(said["restarts"])
-        except (ValueError, TypeError, LookupError):
-            continue
-    return None
-
-
-def exit_words(code: int) -> str:
-    """An exit code as docs/errors-and-exit-codes.md names it.
-
-    >>> exit_words(67), exit_words(137)
-    ('67 (PROGRAM)', '137 (signal 9)')
-    """
-    if code in {int(each) for each in ExitCode}:
-        return f"{code} ({ExitCode(code).name})"
-    return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
 
 
 def expanded(indexes: str) -> Iterator[int]:

@@ -19,8 +19,13 @@ from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView, RunView
+from dlion_operator.run_trust import names_authority
 
 NOT_THERE = "its operator does not have this run; apply the manifest there, or resume it"
+NO_AUTHORITY_THERE = (
+    "it has no authority for its workers yet, or its release knows of none (tls.mode); see its"
+    " status"
+)
 DRIFT_ADVICE = "apply the same manifest at every site"
 
 
@@ -39,17 +44,32 @@ class Neighbours(Protocol):
         """What stands between this site and that one, for people; empty: nothing."""
         ...
 
+    def has_bundle(self, site: SiteName) -> bool:
+        """Whether that site is trusted here: by the bundle of its own authority."""
+        ...
+
 
 def remote_views(
     job: Job, own: SiteName, spec_print: SpecPrint, neighbours: Neighbours
 ) -> dict[SiteName, RemoteView]:
     """The other sites that the manifest here names."""
     reports = neighbours.reports(job.key)
-    return {
+    views = {
         name: _view(name, reports.get(name), spec_print, neighbours)
         for name in (SiteName(site.name) for site in job.spec.sites)
         if name != own
     }
+    if not names_authority(job):
+        return views
+    return {
+        name: view if name not in reports or reports[name].bundle_pem else _unbelieved(view)
+        for name, view in views.items()
+    }
+
+
+def _unbelieved(view: RemoteView) -> RemoteView:
+    """Of a site that has the run and does not say what signs for its workers."""
+    return replace(view, problem=view.problem or NO_AUTHORITY_THERE)
 
 
 def seen_from_outside(run: JobKey, sites: Collection[SiteName], neighbours: Neighbours) -> RunView:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
@@ -28,7 +29,7 @@ from dlion_operator.cluster import (
     RefusedError,
     ServerError,
 )
-from dlion_operator.decide import decide
+from dlion_operator.decide import decide, is_left_alone
 from dlion_operator.decisions import (
     CloseRun,
     Decision,
@@ -38,6 +39,8 @@ from dlion_operator.decisions import (
     StopRun,
 )
 from dlion_operator.exposure import Addresses
+from dlion_operator.job_authority import NamedAuthority
+from dlion_operator.named_secret import NamedSecret
 from dlion_operator.notices import Notices
 from dlion_operator.observed import NOTHING_KNOWN, Observed, Refusal, RunView
 from dlion_operator.patching import is_telemetry, merge_patch
@@ -63,12 +66,15 @@ class Runs(Protocol):
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
         addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
     ) -> None:
         """Serves that run with these workers; other runs of the same job are closed.
 
         It began so long ago. `failed` are workers of this site that have failed for good.
         `addresses`: where other sites reach this one's workers, as far as that is known; None:
-        where the workers say.
+        where the workers say. `authority` is what there is of the one that the job names; None:
+        the site's own signs. `kept_bundles`: by which its workers were known before.
         """
         ...
 
@@ -107,6 +113,8 @@ class _Memory:
 
     uid: str
     children: Children
+    secret: NamedSecret
+    authority: NamedAuthority | None = None
     refused: Refusal | None = None
     refused_generation: int = -1
     failing_since_s: float | None = None
@@ -148,6 +156,8 @@ class Reconciler:
             self._memories.pop(name, None)
             return None
         memory = self._memory(name, document)
+        if not is_left_alone(document):
+            memory.authority = await memory.secret.look(document)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
         try:
@@ -177,7 +187,13 @@ class Reconciler:
         if memory is not None and memory.uid != uid:
             self._runs.close(*name)  # what was served was of another job of that name
         if memory is None or memory.uid != uid:
-            memory = _Memory(uid, Children(self._cluster, self._store, self._monotonic_s))
+            memory = _Memory(
+                uid,
+                Children(self._cluster, self._store, self._monotonic_s),
+                NamedSecret(
+                    self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
+                ),
+            )
             self._memories[name] = memory
         if memory.refused_generation != document["metadata"].get("generation"):
             memory.refused = None
@@ -225,6 +241,7 @@ class Reconciler:
             elsewhere=NOTHING_KNOWN if run else self._runs.elsewhere(key, _sites(document)),
             refused=memory.refused,
             unmade=memory.children.unmade,
+            authority=memory.authority,
             hindrance=memory.hindrance,
         )
 
@@ -236,14 +253,16 @@ class Reconciler:
         # Workers that train are served whatever the API server says of their objects.
         for action in decision.actions:
             match action:
-                case OpenRun(job, workers, spec_hash, age_s, failed, addresses):
+                case OpenRun(job, workers):
                     self._runs.open(
                         job,
                         workers,
-                        spec_hash=spec_hash,
-                        age_s=age_s,
-                        failed=failed,
-                        addresses=addresses,
+                        spec_hash=action.spec_hash,
+                        age_s=action.age_s,
+                        failed=action.failed,
+                        addresses=action.addresses,
+                        authority=action.authority,
+                        kept_bundles=action.kept_bundles,
                     )
                 case StopRun(reason):
                     self._runs.stop(key, reason)

@@ -14,6 +14,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
+from dlion_operator import run_trust
 from dlion_operator.first_counts import read, with_counts
 from dlion_operator.observed import JobView, Observed, PodView, RemoteView, RunView
 
@@ -72,6 +73,12 @@ class Run:
     def spec_hash(self) -> str:
         """What its workers were started with; a newer operator may fill in other defaults."""
         return next((v.spec_hash for v in self.jobs.values() if v.spec_hash), self.job.hash())
+
+    @property
+    def kept_bundles(self) -> Mapping[SiteName, bytes]:
+        """By which the workers of each site were known last, where the job names an authority."""
+        kept = (v.annotations.get(names.AUTHORITIES_ANNOTATION, "") for v in self.jobs.values())
+        return run_trust.read(next(filter(None, kept), ""))
 
     @property
     def made_at(self) -> datetime | None:

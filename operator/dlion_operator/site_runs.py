@@ -13,16 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.authority import Authority
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.coordinator.served_run import TokenVerifier
+from dlion_operator.coordinator.served_run import Signer, TokenVerifier
 from dlion_operator.decisions import Notice
 from dlion_operator.exposure import Addresses, told_elsewhere
 from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.job_authority import JobAuthority, NamedAuthority
 from dlion_operator.observed import KNOWN_AFTER_S, NOTHING_KNOWN, RunView
 from dlion_operator.other_sites import (
     Neighbours,
@@ -38,6 +40,7 @@ from dlion_operator.other_sites import (
 )
 from dlion_operator.progress import RunProgress
 from dlion_operator.refused_callers import RefusedCallers
+from dlion_operator.run_trust import Bundles, known
 from dlion_operator.statuses import as_kubernetes
 from dlion_operator.store import ObjectName
 from dlion_operator.target import TargetWatch
@@ -65,6 +68,12 @@ class _Served:
     """Workers of this site that have failed for good."""
     addresses: Addresses | None
     """Where other sites reach this one's workers; None: where these say."""
+    authority: JobAuthority | None
+    """This site's, where the job names one; None: the site's own signs."""
+    kept_bundles: Bundles
+    """By which its workers were known before this operator started."""
+    bundles: Bundles = field(default_factory=dict)
+    """By which they know each other now, where the job names authorities."""
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""
@@ -107,42 +116,75 @@ class SiteRuns:
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
         addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Bundles = MappingProxyType({}),
     ) -> None:
         key = job.key
         if key in self._served:
             self._served[key].addresses = addresses
             self._take_over(key, job, workers, failed)
+            self._renew_trust(key, authority)
             return
         self._close_but(key, key.namespace, key.name)
-        spec_print = SpecPrint.of(job)
-        everybody = workers_of_all(workers, self._authority.site, spec_print, self._reports_of(job))
+        own, spec_print = self._authority.site, SpecPrint.of(job)
+        everybody = workers_of_all(workers, own, spec_print, self._reports_of(job))
         ranks = [worker.rank for worker in everybody]
-        target = TargetWatch(job.spec.trainer.stop.target_accuracy, ranks)
-        self._served[key] = _Served(
+        served = self._served[key] = _Served(
             job,
             spec_print,
             workers,
             everybody,
             RunProgress(job),
-            target,
+            TargetWatch(job.spec.trainer.stop.target_accuracy, ranks),
             WorkerNews(everybody),
             time.monotonic(),
             failed,
             addresses,
+            JobAuthority(own, bundle_pem=kept_bundles.get(own, b"")) if authority else None,
+            kept_bundles,
         )
-        self._served[key].progress.expect(everybody)
-        is_open = job.spec.tls.mode == "Disabled"
+        served.progress.expect(everybody)
         self._server.open(
             job,
             workers=everybody,
             spec_hash=spec_hash,
-            authorities={} if is_open else {self._authority.site: self._authority},
+            authorities=self._signers(served),
+            bundles={} if authority else None,
             tokens=self._tokens,
             on_record=lambda record: self._take(key, record),
             start_time_monotonic_s=time.monotonic() - age_s,
         )
+        self._renew_trust(key, authority)
         _LOG.info("run %s is served", key)
         self.hear(key)
+
+    def _signers(self, served: _Served) -> dict[SiteName, Signer]:
+        """Who signs for this site's workers of that run; empty: its links are open."""
+        if served.job.spec.tls.mode == "Disabled":
+            return {}
+        return {self._authority.site: served.authority or self._authority}
+
+    def _renew_trust(self, run: JobKey, found: NamedAuthority | None = None) -> None:
+        """Where that job names authorities: its workers know each other by what these are now.
+
+        `found` is what there is of this site's; None: as it was.
+        """
+        served = self._served[run]
+        if served.authority is None:
+            return
+        own, now = self._authority.site, datetime.now(UTC)
+        authority = served.authority.followed_by(found, now) if found else served.authority
+        told = {site: each.bundle_pem for site, each in self._reports_of(served.job).items()}
+        kept = {**served.kept_bundles, **served.bundles}
+        sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
+        bundles = known(sites, {**told, own: authority.bundle_pem}, kept, now)
+        if (authority, bundles) != (served.authority, served.bundles):
+            served.authority, served.bundles = authority, bundles
+            self._server.trust_in(run, authority, bundles)
+
+    def _is_trusted(self, site: SiteName) -> bool:
+        """Whether another site is believed here at all: its runs' authorities stand on its own."""
+        return self._neighbours is not None and self._neighbours.has_bundle(site)
 
     def replace_authority(self, authority: Authority) -> None:
         """Signs with that one from now on.
@@ -189,6 +231,7 @@ class SiteRuns:
         if served is None:
             return
         self._rescale(run)
+        self._renew_trust(run)
         reports, membership = self._reports_of(served.job), self._server.membership(run)
         self._server.tell_others(
             run, members_elsewhere(self._authority.site, served.spec_print, reports, membership)
@@ -258,7 +301,8 @@ class SiteRuns:
         figures = Figures(
             progress.training, progress.iteration(), rate if math.isfinite(rate) else 0.0
         )
-        return RunReport(served.spec_print, workers, figures)
+        bundle_pem = served.authority.bundle_pem if served.authority else b""
+        return RunReport(served.spec_print, workers, figures, bundle_pem)
 
     def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
         """What other sites say of that run, as far as it is theirs to say."""
@@ -300,6 +344,7 @@ class SiteRuns:
             iteration=served.progress.iteration(),
             samples_per_s=served.progress.samples_per_s(),
             linked=served.progress.linked(membership),
+            bundles=served.bundles,
         )
         own, neighbours = self._authority.site, self._neighbours
         if neighbours is None:

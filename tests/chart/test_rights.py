@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
+NAMED = {"AUTHORITY": "dlion-authority", "SECRET_NAMES": "plant-ca"}
+SCOPES = {"jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP", "Secret", "CertManager"}
 NAMESPACED = merged(SITE, nested("namespaces", ["ml", "edge"]))
 
 
@@ -30,7 +32,7 @@ def granted(scopes: set[str]) -> list[dict[str, Any]]:
         if right["scope"] in scopes:
             rule = {key: right[key] for key in right if key not in {"scope", "reason"}}
             if rule.get("resourceNames"):
-                rule["resourceNames"] = ["dlion-authority"]
+                rule["resourceNames"] = [NAMED[each] for each in rule["resourceNames"]]
             found.append(rule)
     return found
 
@@ -46,7 +48,7 @@ def roles(helm: Helm, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
 def test_rights_are_few_and_each_has_a_reason() -> None:
     for right in RIGHTS:
         assert set(right) <= {"scope", "apiGroups", "resources", "resourceNames", "verbs", "reason"}
-        assert right["scope"] in {"jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP"}
+        assert right["scope"] in SCOPES
         assert len(right["reason"]) > 20
         for words in (right["apiGroups"], right["resources"], right["verbs"]):
             assert words
@@ -61,9 +63,12 @@ def test_rights_are_few_and_each_has_a_reason() -> None:
 
 def test_secrets_are_reached_by_name() -> None:
     secrets = [right for right in RIGHTS if "secrets" in right["resources"]]
-    assert [right["scope"] for right in secrets] == ["operator", "operator"]
+    scopes = ["Secret", "CertManager", "operator", "operator"]
+    assert [right["scope"] for right in secrets] == scopes
     for right in secrets:
-        assert right.get("resourceNames") == ["AUTHORITY"] or right["verbs"] == ["create"]
+        by_name = right.get("resourceNames") or right["verbs"] == ["create"]
+        assert by_name or right["scope"] == "CertManager"
+    assert secrets[0]["verbs"] == secrets[1]["verbs"] == ["get"]
 
 
 def test_all_namespaces_take_one_cluster_role(helm: Helm) -> None:
@@ -145,5 +150,19 @@ def test_routes_are_granted_where_there_is_a_gateway_of_their_kind(
     gateway = {"address": "plant-a.example:443", "route": route, "parent": {"name": "edge"}}
     made, _ = roles(helm, merged(values, nested("gateway", gateway)))
     scopes = {"jobs", "cluster", route} if values is SITE else {"jobs", route}
+    for role in made[1:]:
+        assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))
+
+
+@pytest.mark.parametrize(
+    ("tls", "scope"),
+    [({"secretNames": ["plant-ca"]}, "Secret"), ({"certManager": True}, "CertManager")],
+)
+@pytest.mark.parametrize("values", [SITE, NAMESPACED])
+def test_secrets_with_authorities_are_reached_where_the_values_say_so(
+    helm: Helm, values: dict[str, Any], tls: dict[str, Any], scope: str
+) -> None:
+    made, _ = roles(helm, merged(values, {"tls": tls}))
+    scopes = {"jobs", "cluster", scope} if values is SITE else {"jobs", scope}
     for role in made[1:]:
         assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))

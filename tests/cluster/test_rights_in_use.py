@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import cert_manager
 from audit import Right, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.names import SiteName
 from dlion_operator.authority import AUTHORITY_LIFE, Authority
+from given_authorities import GivenAuthority
 from operator_process import Account, OperatorProcess
 from podless_jobs import (
     end_workers,
@@ -45,6 +47,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root]
 HOME = "ml"
 USER = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
 MODES: dict[str, tuple[str, ...]] = {"cluster": (), "namespaced": (HOME,)}
+TLS_VALUES = {"secretNames": ["plant-ca"], "certManager": cert_manager.built() is not None}
+"""Without cert-manager's definitions (`make testbed-setup`) there is nothing to ask for."""
+TLS_SCOPES = ("Secret", "CertManager") if TLS_VALUES["certManager"] else ("Secret",)
 NEVER_ASKED = {
     Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
     " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
@@ -85,7 +90,9 @@ class Life:
         program = helm_program()
         assert program is not None
         helm = Helm(program, self.folder / "helm", self.site.kubectl)
-        values = {**SITE, "namespaces": list(self.namespaces)}
+        values = {**SITE, "namespaces": list(self.namespaces), "tls": TLS_VALUES}
+        if (folder := cert_manager.built()) is not None:
+            cert_manager.install(folder, self.site.kubectl)
         helm.run("install", RELEASE, str(CHART), "-n", NAMESPACE, values=values)
         eventually(lambda: self.kubectl.knows("dlj"), what="the definition served")
         return OperatorProcess(
@@ -101,7 +108,13 @@ class Life:
         operator.kill()
         self._age_the_authority()
         operator.start()
-        self.kubectl.apply(manifest("first"), manifest("second"))
+        self.kubectl.apply(GivenAuthority().secret())
+        named = {"mode": "Secret", "secretName": "plant-ca"}
+        self.kubectl.apply(manifest("first"), manifest("second", tls=named))
+        if TLS_VALUES["certManager"]:
+            issued = {"mode": "CertManager", "issuerName": "nobody"}
+            self.kubectl.apply(manifest("third", tls=issued))
+            eventually(lambda: self.kubectl.get("certificates")["items"], what="a Certificate")
         eventually(lambda: self._has_pods("first"), what="pods of the first job")
         lose_worker(self.kubectl, "first")
 
@@ -110,10 +123,11 @@ class Life:
         eventually(lambda: self._has_pods("second"), what="pods of the second job")
         end_workers(self.kubectl, "second")
         self.kubectl.wait("--for=condition=Succeeded", "dlj/second")
-        self.kubectl.apply(manifest("second", runId="2"))
+        named = {"mode": "Secret", "secretName": "plant-ca"}
+        self.kubectl.apply(manifest("second", runId="2", tls=named))
         eventually(lambda: self._runs("second") == {"2"}, what="the second run alone")
         eventually(lambda: self._has_pods("second"), what="pods of the second run")
-        self.kubectl.apply(manifest("second", runId="2", suspend=True))
+        self.kubectl.apply(manifest("second", runId="2", tls=named, suspend=True))
         eventually(lambda: state_of(self.kubectl, "second") == "Suspended", what="Suspended")
         eventually(self._is_released, within_s=120, what="the lost pod released")
         self.kubectl.run("delete", "dlj", "--all")
@@ -156,7 +170,8 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
         everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))
         print(f"{mode}: {len(asked)} requests, {len(everywhere | jobs | own)} rights used")
         assert refused(asked) == [], mode
-        assert everywhere | jobs == listed("jobs", "cluster") - NEVER_ASKED.keys(), mode
+        granted = listed("jobs", "cluster", *TLS_SCOPES)
+        assert everywhere | jobs == granted - NEVER_ASKED.keys(), mode
         assert own == listed("operator"), mode
         if life.namespaces:
             assert everywhere == set()

@@ -3,7 +3,8 @@ sites' bundles, also those that come later, and go on with whom they know while 
 other counts at one site are told at the others; a site whose manifest differs is named everywhere,
 its new workers are kept out, those that are in stay in; the target is judged over the replicas of
 all sites, without those of a site where the run is suspended and of workers that failed for good; a
-run that is over at so many sites that fewer than `minSites` are left ends at the others.
+run that is over at so many sites that fewer than `minSites` are left ends at the others; where the
+job names authorities, each site's workers are known by its own in that run alone.
 Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that join,
 report and train nothing.
 
@@ -25,7 +26,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import CertificateSigningRequestBuilder, Name
 
-from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord
 from dlion_api.records import record_to_json
 from dlion_api.spec import Job, load_job
@@ -36,10 +38,14 @@ from dlion_operator.authority import Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
+from dlion_operator.issuing import LIFE
+from dlion_operator.job_authority import NamedAuthority, issuer_of
 from dlion_operator.observed import RunView
 from dlion_operator.site_runs import SiteRuns
 from dlion_operator.store import ObjectName
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from federated import FederatedSite, federated_sites, until
+from given_authorities import GivenAuthority
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 LONG_S = 60.0
@@ -103,8 +109,8 @@ class Operator:
         stack.push_async_callback(node.close)
         self.runs.federate(node)
 
-    def open(self, job: Job) -> None:
-        self.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0)
+    def open(self, job: Job, authority: NamedAuthority | None = None) -> None:
+        self.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0, authority=authority)
 
     def view(self) -> RunView:
         view = self.runs.view(RUN)
@@ -124,16 +130,20 @@ class Operator:
             )
         )
 
-    async def bundles(self, worker: WorkerIdentity) -> dict[str, bytes]:
+    async def bundles(self, worker: WorkerIdentity, run: JobKey = RUN) -> dict[str, bytes]:
         """What a worker is told to trust just now."""
+        return dict((await self.sign(worker, run, csr_pem())).site_bundles_pem)
+
+    async def sign(self, worker: WorkerIdentity, run: JobKey, request_pem: bytes) -> Any:
+        """What a worker gets for that request."""
         request = wire.SignRequest(
-            token=self.tokens.issue(worker, RUN),
-            run=str(RUN),
+            token=self.tokens.issue(worker, run),
+            run=str(run),
             worker=on_wire(worker),
             role="trainer",
-            csr_pem=csr_pem(),
+            csr_pem=request_pem,
         )
-        return dict((await self.stub.Sign(request)).site_bundles_pem)
+        return await self.stub.Sign(request)
 
     async def evaluate(self, worker: WorkerIdentity, accuracy: float) -> None:
         record = EvaluationRecord(1.0, worker.rank, 1, 10, accuracy, 1.0, 10)
@@ -246,6 +256,62 @@ async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
     b.open(job)
     b.join(job.workers()[1], job.hash())
     assert not (await told(joined, 2)).site_bundles_pem
+
+
+def named(site: SiteName, given: GivenAuthority) -> NamedAuthority:
+    """That authority, as a site's operator reads it in a Secret."""
+    pems = given.certificate_pem, given.key_pem()
+    return NamedAuthority(issuer_of(*pems, life=LIFE, job=RUN, site=site))
+
+
+def named_job(run_id: str = "1") -> Job:
+    document = copy.deepcopy(MANIFEST)
+    document["spec"] |= {"tls": {"mode": "Secret", "secretName": "plant-ca"}, "runId": run_id}
+    return load_job(document)
+
+
+@federated
+async def test_workers_of_each_site_are_known_by_what_the_job_names_there(
+    a: Operator, b: Operator
+) -> None:
+    job, other = named_job(), named_job("2")
+    of_a, of_b = job.workers()
+    at_a, at_b = GivenAuthority("a"), GivenAuthority("b")
+    a.open(job, named(A, at_a))
+    joined = a.join(of_a, job.hash())
+    assert dict((await joined.read()).site_bundles_pem) == {A: at_a.own_pem}
+    b.open(job, named(B, at_b))
+    both = {A: at_a.own_pem, B: at_b.own_pem}
+    assert dict((await joined.read()).site_bundles_pem) == both  # who runs hears of it
+    await until(lambda: a.view().bundles == b.view().bundles == both)
+    key = WorkerKey()
+    signed = await b.sign(of_b, RUN, key.csr_pem())
+    peer = WorkerCredentials(WorkerKey(), b"", await a.bundles(of_a))  # type: ignore[arg-type]
+    peer.check_peer(signed.certificate_chain_pem, of_b, RUN)
+    by_the_site = WorkerCredentials(WorkerKey(), b"", {B: b.site.authority.bundle_pem})
+    with pytest.raises(ContractError, match="not by the authority of site plant-b"):
+        by_the_site.check_peer(signed.certificate_chain_pem, of_b, RUN)
+    # Another run of the same job has others; at B it is still another's to name.
+    a.open(other, named(A, third := GivenAuthority("c")))
+    await until(lambda: not b.view().remote[A].has_run)
+    assert await a.bundles(of_a, other.key) == {A: third.own_pem}
+    assert await b.bundles(of_b) == both  # what was said of it is kept
+
+
+@federated
+async def test_a_successor_is_told_beside_its_predecessor(a: Operator, b: Operator) -> None:
+    job = named_job()
+    old, new, other = GivenAuthority("old"), GivenAuthority("new"), GivenAuthority("b")
+    a.open(job, named(A, old))
+    b.open(job, named(B, other))
+    await until(lambda: b.view().bundles.get(A) == old.own_pem)
+    a.open(job, named(A, new))
+    await until(lambda: b.view().bundles.get(A) == new.own_pem + old.own_pem)
+    a.open(job, NamedAuthority(None, "the Secret is gone"))
+    with pytest.raises(grpc.aio.AioRpcError, match="the Secret is gone") as refused:
+        await a.bundles(job.workers()[0])
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert b.view().bundles[A] == new.own_pem + old.own_pem
 
 
 @federated

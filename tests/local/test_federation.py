@@ -342,6 +342,10 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
         Scene.identity, [HELLO, changed(lambda run: setattr(run, "run", "../x#1"))],
         RefusalReason.MALFORMED,
     ),
+    "a long bundle": (
+        Scene.identity, [HELLO, changed(lambda run: setattr(run, "bundle_pem", b"x" * 16_385))],
+        RefusalReason.MALFORMED,
+    ),
     "a short hash": (
         Scene.identity, [HELLO, changed(lambda run: setattr(run.spec, "spec_hash", b"short"))],
         RefusalReason.MALFORMED,

@@ -46,19 +46,19 @@ class Tls:
     """Where the workers' certificates come from."""
 
     mode: Literal["Managed", "Secret", "CertManager", "Disabled"] = setting(
-        "the site's operator signs; or links are open to anybody. Not served yet: a CA in a Secret"
-        " signs; a cert-manager issuer signs.",
+        "the site's operator signs; or an authority in a Secret of the job's namespace does, at"
+        " each site its own, or one that cert-manager makes there; or links are open to anybody.",
         default="Managed",
     )
     secret_name: str | None = setting(
-        "Secret with the CA (tls.crt, tls.key), in mode Secret.",
+        "Secret with the authority's certificate and key (tls.crt, tls.key), in mode Secret.",
         default=None,
         pattern=_NAME,
         pattern_words=_NAME_WORDS,
         max_length=253,
     )
     issuer_name: str | None = setting(
-        "cert-manager issuer, in mode CertManager.",
+        "issuer that cert-manager has the authority's certificate from, in mode CertManager.",
         default=None,
         pattern=_NAME,
         pattern_words=_NAME_WORDS,

@@ -58,6 +58,7 @@ class Reason(StrEnum):
     CONTAINER_BROKEN = "ContainerBroken"
     NOT_JOINING = "NotJoining"
     NOT_EXPOSED = "NotExposed"
+    NO_AUTHORITY = "NoAuthority"
     UPKEEP_FAILING = "UpkeepFailing"
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64lion_api/wire/federation.proto\x12\x0e\x64lion.v1alpha1\";\n\tLinkChunk\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\":\n\nLinkTiming\x12\x13\n\x0btimed_bytes\x18\x01 \x01(\x04\x12\x17\n\x0freceiver_micros\x18\x02 \x01(\x04\"\xc4\x01\n\tStatement\x12,\n\x08greeting\x18\x01 \x01(\x0b\x32\x18.dlion.v1alpha1.GreetingH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.dlion.v1alpha1.RunReportH\x00\x12\'\n\x04gone\x18\x03 \x01(\x0b\x32\x17.dlion.v1alpha1.RunGoneH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.dlion.v1alpha1.HeartbeatH\x00\x42\x06\n\x04what\")\n\x08Greeting\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\"\x17\n\x07Welcome\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"\x99\x01\n\tRunReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.dlion.v1alpha1.RunSpec\x12+\n\x07workers\x18\x03 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunWorkers\x12+\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunFigures\"\x92\x01\n\x07RunSpec\x12\x11\n\tspec_hash\x18\x01 \x01(\x0c\x12\x33\n\x06\x66ields\x18\x02 \x03(\x0b\x32#.dlion.v1alpha1.RunSpec.FieldsEntry\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x85\x01\n\nRunWorkers\x12+\n\x06wanted\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.dlion.v1alpha1.SiteMember\x12\x0f\n\x07settled\x18\x03 \x01(\x08\x12\x0c\n\x04left\x18\x04 \x03(\r\"9\n\x0bWorkerPlace\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xb5\x01\n\nSiteMember\x12*\n\x05place\x18\x01 \x01(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_accuracy\"H\n\nRunFigures\x12\x10\n\x08training\x18\x01 \x01(\x08\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x03 \x01(\x01\"\x16\n\x07RunGone\x12\x0b\n\x03run\x18\x01 \x01(\t2\x90\x01\n\nFederation\x12>\n\x04Tell\x12\x19.dlion.v1alpha1.Statement\x1a\x17.dlion.v1alpha1.Welcome(\x01\x30\x01\x12\x42\n\x07Measure\x12\x19.dlion.v1alpha1.LinkChunk\x1a\x1a.dlion.v1alpha1.LinkTiming(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64lion_api/wire/federation.proto\x12\x0e\x64lion.v1alpha1\";\n\tLinkChunk\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\":\n\nLinkTiming\x12\x13\n\x0btimed_bytes\x18\x01 \x01(\x04\x12\x17\n\x0freceiver_micros\x18\x02 \x01(\x04\"\xc4\x01\n\tStatement\x12,\n\x08greeting\x18\x01 \x01(\x0b\x32\x18.dlion.v1alpha1.GreetingH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.dlion.v1alpha1.RunReportH\x00\x12\'\n\x04gone\x18\x03 \x01(\x0b\x32\x17.dlion.v1alpha1.RunGoneH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.dlion.v1alpha1.HeartbeatH\x00\x42\x06\n\x04what\")\n\x08Greeting\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\"\x17\n\x07Welcome\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"\xc1\x01\n\tRunReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.dlion.v1alpha1.RunSpec\x12+\n\x07workers\x18\x03 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunWorkers\x12+\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunFigures\x12\x17\n\nbundle_pem\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\r\n\x0b_bundle_pem\"\x92\x01\n\x07RunSpec\x12\x11\n\tspec_hash\x18\x01 \x01(\x0c\x12\x33\n\x06\x66ields\x18\x02 \x03(\x0b\x32#.dlion.v1alpha1.RunSpec.FieldsEntry\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x85\x01\n\nRunWorkers\x12+\n\x06wanted\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.dlion.v1alpha1.SiteMember\x12\x0f\n\x07settled\x18\x03 \x01(\x08\x12\x0c\n\x04left\x18\x04 \x03(\r\"9\n\x0bWorkerPlace\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xb5\x01\n\nSiteMember\x12*\n\x05place\x18\x01 \x01(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_accuracy\"H\n\nRunFigures\x12\x10\n\x08training\x18\x01 \x01(\x08\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x03 \x01(\x01\"\x16\n\x07RunGone\x12\x0b\n\x03run\x18\x01 \x01(\t2\x90\x01\n\nFederation\x12>\n\x04Tell\x12\x19.dlion.v1alpha1.Statement\x1a\x17.dlion.v1alpha1.Welcome(\x01\x30\x01\x12\x42\n\x07Measure\x12\x19.dlion.v1alpha1.LinkChunk\x1a\x1a.dlion.v1alpha1.LinkTiming(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,21 +46,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEAT']._serialized_start=439
   _globals['_HEARTBEAT']._serialized_end=450
   _globals['_RUNREPORT']._serialized_start=453
-  _globals['_RUNREPORT']._serialized_end=606
-  _globals['_RUNSPEC']._serialized_start=609
-  _globals['_RUNSPEC']._serialized_end=755
-  _globals['_RUNSPEC_FIELDSENTRY']._serialized_start=710
-  _globals['_RUNSPEC_FIELDSENTRY']._serialized_end=755
-  _globals['_RUNWORKERS']._serialized_start=758
-  _globals['_RUNWORKERS']._serialized_end=891
-  _globals['_WORKERPLACE']._serialized_start=893
-  _globals['_WORKERPLACE']._serialized_end=950
-  _globals['_SITEMEMBER']._serialized_start=953
-  _globals['_SITEMEMBER']._serialized_end=1134
-  _globals['_RUNFIGURES']._serialized_start=1136
-  _globals['_RUNFIGURES']._serialized_end=1208
-  _globals['_RUNGONE']._serialized_start=1210
-  _globals['_RUNGONE']._serialized_end=1232
-  _globals['_FEDERATION']._serialized_start=1235
-  _globals['_FEDERATION']._serialized_end=1379
+  _globals['_RUNREPORT']._serialized_end=646
+  _globals['_RUNSPEC']._serialized_start=649
+  _globals['_RUNSPEC']._serialized_end=795
+  _globals['_RUNSPEC_FIELDSENTRY']._serialized_start=750
+  _globals['_RUNSPEC_FIELDSENTRY']._serialized_end=795
+  _globals['_RUNWORKERS']._serialized_start=798
+  _globals['_RUNWORKERS']._serialized_end=931
+  _globals['_WORKERPLACE']._serialized_start=933
+  _globals['_WORKERPLACE']._serialized_end=990
+  _globals['_SITEMEMBER']._serialized_start=993
+  _globals['_SITEMEMBER']._serialized_end=1174
+  _globals['_RUNFIGURES']._serialized_start=1176
+  _globals['_RUNFIGURES']._serialized_end=1248
+  _globals['_RUNGONE']._serialized_start=1250
+  _globals['_RUNGONE']._serialized_end=1272
+  _globals['_FEDERATION']._serialized_start=1275
+  _globals['_FEDERATION']._serialized_end=1419
 # @@protoc_insertion_point(module_scope)

@@ -173,8 +173,13 @@ class RunReport(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    BUNDLE_PEM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """"namespace/name#runId" """
+    bundle_pem: _builtins.bytes
+    """Public certificates (PEM) of the authority that the job names for this site's workers: by these
+    they are known in this run, and by no others. Empty or absent: the site's own authority signs.
+    """
     @_builtins.property
     def spec(self) -> Global___RunSpec: ...
     @_builtins.property
@@ -188,12 +193,15 @@ class RunReport(_message.Message):
         spec: Global___RunSpec | None = ...,
         workers: Global___RunWorkers | None = ...,
         figures: Global___RunFigures | None = ...,
+        bundle_pem: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "run", b"run", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "run", b"run", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__bundle_pem: _TypeAlias = _typing.Literal["bundle_pem"]  # noqa: Y015
+    _WhichOneofArgType__bundle_pem: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bundle_pem) -> _WhichOneofReturnType__bundle_pem | None: ...
 
 Global___RunReport: _TypeAlias = RunReport  # noqa: Y015
 

@@ -5,12 +5,14 @@ it is made (`dlion_operator.decide`) and how it gets there (`dlion_operator.reco
 """
 
 from dlion_operator.children.exposing import worker_service
+from dlion_operator.children.issuing_request import authority_certificate
 from dlion_operator.children.keeping import keeper_objects
 from dlion_operator.children.routing import worker_routes
 from dlion_operator.children.run_objects import config_map, headless_service
 from dlion_operator.children.worker_jobs import worker_job
 
 __all__ = [
+    "authority_certificate",
     "config_map",
     "headless_service",
     "keeper_objects",

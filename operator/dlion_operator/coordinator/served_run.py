@@ -17,6 +17,7 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.records import record_to_json
+from dlion_api.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
     Deliver,
@@ -40,14 +41,32 @@ from dlion_operator.coordinator.messages import (
     report_event,
     sign_event,
 )
+from dlion_operator.job_authority import CannotSignError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
-    from dlion_operator.authority import Authority
     from dlion_operator.coordinator.state import Coordinator
+
+
+class Signer(Protocol):
+    """A site's authority, for one run (`dlion_operator.authority`, `job_authority`)."""
+
+    @property
+    def site(self) -> SiteName:
+        """Whose workers it signs for."""
+        ...
+
+    @property
+    def bundle_pem(self) -> bytes:
+        """By which these are known; empty: that is not known now."""
+        ...
+
+    def sign(self, csr_pem: bytes, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> bytes:
+        """Certificate chain (PEM). Raises: CannotSignError, ContractError."""
+        ...
 
 
 class TokenVerifier(Protocol):
@@ -76,19 +95,21 @@ class ServedRun:
         state: Coordinator,
         feed: RecordFeed,
         *,
-        authorities: Mapping[SiteName, Authority],
+        authorities: Mapping[SiteName, Signer],
         bundles: Mapping[SiteName, bytes],
         tokens: TokenVerifier,
         on_record: Callable[[ProgressRecord], None],
         start_time_monotonic_s: float,
         on_keeper_refused: Callable[[JobKey, str, str], None],
+        has_own_trust: bool = False,
     ) -> None:
-        """`bundles` are of sites whose workers are signed for elsewhere. `on_keeper_refused` hears
-        of each reason for which this site's keeper has refused more callers, and the last one's
-        words."""
+        """`bundles` are of sites whose workers are signed for elsewhere. `has_own_trust`: all of
+        that is this run's alone, and no other's changes concern it. `on_keeper_refused` hears of
+        each reason for which this site's keeper has refused more callers, and the last's words."""
         self._on_keeper_refused = on_keeper_refused
         self.keeper_refusals: Mapping[str, int] = {}
         """Of this site's keeper, since it began, by reason."""
+        self.has_own_trust = has_own_trust
         self.state = state
         self._feed = feed
         self._authorities = dict(authorities)
@@ -122,7 +143,7 @@ class ServedRun:
         self._bundles = dict(bundles)
         self._wake(self._news)
 
-    def replace_authority(self, authority: Authority) -> None:
+    def replace_authority(self, authority: Signer) -> None:
         """Certificates of that authority's site are signed by it from now on."""
         if authority.site in self._authorities:
             self._authorities[authority.site] = authority
@@ -147,9 +168,11 @@ class ServedRun:
         """A certificate for a worker or a keeper whose token holds."""
         event = sign_event(request, token_ok=await self._token_ok(request))
         self._answer(self.state.handle(event))
-        chain = self._authority(event.worker.site).sign(
-            request.csr_pem, event.worker, self.state.job
-        )
+        authority = self._authority(event.worker.site)
+        try:
+            chain = authority.sign(request.csr_pem, event.worker, self.state.job)
+        except CannotSignError as error:
+            raise RefusedError(self.state.refuse(RefusalReason.NO_AUTHORITY, str(error))) from error
         return coordination_pb2.SignResponse(
             certificate_chain_pem=chain, site_bundles_pem=self._all_bundles()
         )
@@ -282,12 +305,14 @@ class ServedRun:
                 )
 
     def _all_bundles(self) -> dict[str, bytes]:
-        """Of every site of the run, as far as they are known; empty: links are open."""
-        if not self._authorities:
+        """Of every site of the run, as far as they are known; empty: links are open, or this site's
+        own is not known now, and workers are to go on with what they know."""
+        own = {str(site): each.bundle_pem for site, each in self._authorities.items()}
+        if not own or not all(own.values()):
             return {}
         sites = {worker.site for worker in self.state.workers}
         bundles = {str(site): pem for site, pem in self._bundles.items() if site in sites}
-        return bundles | {str(site): each.bundle_pem for site, each in self._authorities.items()}
+        return bundles | own
 
     def _update(self, bundles: Mapping[str, bytes]) -> coordination_pb2.MembershipUpdate:
         return membership_update(
@@ -300,7 +325,7 @@ class ServedRun:
     async def _token_ok(self, request: Request) -> bool:
         return await self._tokens.verify(request.token, caller_of(request), self.state.job)
 
-    def _authority(self, site: SiteName) -> Authority:
+    def _authority(self, site: SiteName) -> Signer:
         authority = self._authorities.get(site)
         if authority is None:
             raise ContractError(

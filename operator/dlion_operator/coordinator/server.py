@@ -18,7 +18,7 @@ from dlion_api.refusals import MAX_REPORT_BYTES, RefusalReason
 from dlion_api.trust import renewal_after
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
-from dlion_operator.coordinator.served_run import ServedRun, TokenVerifier
+from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import Coordinator
 
@@ -99,9 +99,10 @@ class CoordinatorServer:
         self,
         job: Job,
         *,
-        authorities: Mapping[SiteName, Authority],
+        authorities: Mapping[SiteName, Signer],
         tokens: TokenVerifier,
         on_record: Callable[[ProgressRecord], None],
+        bundles: Mapping[SiteName, bytes] | None = None,
         workers: Sequence[WorkerIdentity] | None = None,
         spec_hash: str | None = None,
         start_time_monotonic_s: float | None = None,
@@ -110,7 +111,9 @@ class CoordinatorServer:
         """Serves that run from now on; its workers may have known it from an earlier coordinator.
 
         `authorities` holds every site whose workers are signed for here; empty means that links
-        are open. `on_record` runs in the loop: it must neither block nor raise. `workers` where
+        are open. `on_record` runs in the loop: it must neither block nor raise. `bundles` where
+        this run's workers know other sites, and their own, by authorities of their own, which
+        `trust_in` changes; None: by those of all runs. `workers` where
         they are fewer than the manifest's, `spec_hash` where another release began the run.
         `start_time_monotonic_s` is when
         the run began, by this machine's clock: now, unless it is taken up again. So much of its
@@ -127,7 +130,8 @@ class CoordinatorServer:
             ),
             RecordFeed(uuid.uuid4().hex, limit_bytes=feed_limit_bytes),
             authorities=authorities,
-            bundles=self._bundles,
+            bundles=self._bundles if bundles is None else bundles,
+            has_own_trust=bundles is not None,
             tokens=tokens,
             on_record=on_record,
             on_keeper_refused=lambda *told: self._on_keeper_refused(*told),
@@ -153,10 +157,21 @@ class CoordinatorServer:
         self._runs[run].tell_others(members)
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
-        """Workers of every run know other sites by these bundles from now on."""
+        """Workers know other sites by these bundles from now on, but those of runs that have
+        bundles of their own."""
         self._bundles = dict(bundles)
         for run in self._runs.values():
-            run.trust(bundles)
+            if not run.has_own_trust:
+                run.trust(bundles)
+
+    def trust_in(self, run: JobKey, authority: Signer, bundles: Mapping[SiteName, bytes]) -> None:
+        """That run, opened with bundles of its own, has these from now on, and that authority.
+
+        Raises:
+            KeyError: that run is not open.
+        """
+        self._runs[run].replace_authority(authority)
+        self._runs[run].trust(bundles)
 
     def take(self, run: JobKey, record: ProgressRecord) -> None:
         """Puts a record of this side's own among those of the workers."""
@@ -206,7 +221,8 @@ class CoordinatorServer:
         if self._certificate is not None and self._certificate.authority.site == authority.site:
             self._certificate.replace_authority(authority)
         for run in self._runs.values():
-            run.replace_authority(authority)
+            if not run.has_own_trust:
+                run.replace_authority(authority)
 
     async def shut_down(self) -> None:
         """Closes the port and every stream at once."""

@@ -41,6 +41,7 @@ STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
     RefusalReason.NOT_JOINED: grpc.StatusCode.UNAVAILABLE,
     RefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalReason.TOO_MUCH: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.NO_AUTHORITY: grpc.StatusCode.UNAVAILABLE,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]

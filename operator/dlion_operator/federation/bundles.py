@@ -6,15 +6,14 @@ gRPC and no clock of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
-
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
+from dlion_operator.authority_bundles import authorities_in
+from dlion_operator.issuing import pem
 
 MAX_BUNDLE_BYTES = 64 * 1024
 
@@ -54,26 +53,10 @@ def _bundle(path: Path, now: datetime) -> bytes:
         raise ContractError(f"bundle {path} is longer than {MAX_BUNDLE_BYTES} bytes")
     advice = "; put there what `dlion trust show` says at that site"
     try:
-        certificates = x509.load_pem_x509_certificates(content)
-        are_authorities = all(map(_is_authority, certificates))
-    except Exception as error:  # what cryptography raises for odd certificates has no common class
-        raise ContractError(f"bundle {path} holds no certificates (PEM){advice}") from error
-    if not are_authorities:
-        raise ContractError(f"bundle {path} holds a certificate of no authority{advice}")
+        certificates = authorities_in(content)
+    except ContractError as error:
+        raise ContractError(f"bundle {path} {error}{advice}") from error
     ends = max(each.not_valid_after_utc for each in certificates)
     if now >= ends:
         raise ContractError(f"bundle {path} has run out on {ends:%Y-%m-%d}{advice}")
-    return _pem(certificates)
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    except x509.ExtensionNotFound:
-        return False
-    return constraints.value.ca
-
-
-def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    """Certificates and nothing else that may stand in the file, a key least of all."""
-    return b"".join(each.public_bytes(Encoding.PEM) for each in certificates)
+    return pem(*certificates)  # and nothing else that may stand in the file, a key least of all

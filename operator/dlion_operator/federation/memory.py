@@ -23,7 +23,8 @@ LEFT_BYTES: Final = 96
 
 def kept_bytes(report: RunReport) -> int:
     """What that report takes in memory: no less than it really does, and not twice as much."""
-    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers)
+    bundle = sys.getsizeof(report.bundle_pem)
+    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers) + bundle
 
 
 def _of_spec(spec: SpecPrint) -> int:

@@ -22,6 +22,7 @@ from dlion_api.spec.bounds import (
     SITE_NAME_LENGTH,
 )
 from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES
 from dlion_operator.federation.reports import (
     FIELD_HASH_BYTES,
     MAX_FIELDS,
@@ -112,6 +113,7 @@ def _said(report: wire.RunReport, site: SiteName) -> Said:
         _spec(report.spec) if report.HasField("spec") else None,
         _workers(report.workers, site) if report.HasField("workers") else None,
         _figures(report.figures) if report.HasField("figures") else None,
+        _bundle(report.bundle_pem) if report.HasField("bundle_pem") else None,
     )
 
 
@@ -190,6 +192,13 @@ def _figures(figures: wire.RunFigures) -> Figures:
     return Figures(figures.training, figures.iteration, rate)
 
 
+def _bundle(content: bytes) -> bytes:
+    """Whatever stands there is judged by whoever uses it: it may be a user's mistake in one run."""
+    if len(content) > MAX_RUN_BUNDLE_BYTES:
+        raise ContractError(f"bundle_pem: {len(content)} bytes; allowed: {MAX_RUN_BUNDLE_BYTES}")
+    return content
+
+
 def _fraction(value: float) -> float:
     if not 0.0 <= value <= 1.0:  # nor NaN
         raise ContractError(f"accuracy {value}; allowed: 0 to 1")
@@ -239,6 +248,8 @@ def _report(said: Said) -> wire.RunReport:
                 samples_per_s=figures.samples_per_s,
             )
         )
+    if said.bundle_pem is not None:
+        report.bundle_pem = said.bundle_pem
     return report
 
 

@@ -90,6 +90,9 @@ class RunReport:
     spec: SpecPrint
     workers: SiteWorkers
     figures: Figures
+    bundle_pem: bytes = b""
+    """By which this site's workers of the run are known, where the job names an authority; empty:
+    it names none, or there is none."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Said:
     spec: SpecPrint | None = None
     workers: SiteWorkers | None = None
     figures: Figures | None = None
+    bundle_pem: bytes | None = None
 
 
 @dataclass(frozen=True)

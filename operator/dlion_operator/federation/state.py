@@ -149,7 +149,7 @@ class Federation:
         if report == before:
             site.named[said.run] = stream
             return ()
-        if said.spec is not None or said.workers is not None:
+        if (said.spec, said.workers, said.bundle_pem) != (None, None, None):
             size = kept_bytes(report)
             others = sum(each for run, each in site.kept_bytes.items() if run != said.run)
             if others + size > MAX_KEPT_BYTES:
@@ -174,11 +174,13 @@ def _joined(before: RunReport | None, said: Said) -> RunReport:
     if before is None:
         assert said.spec is not None
         assert said.workers is not None
-        return RunReport(said.spec, said.workers, said.figures or Figures())
+        figures = said.figures or Figures()
+        return RunReport(said.spec, said.workers, figures, said.bundle_pem or b"")
     return RunReport(
         said.spec or before.spec,
         before.workers if said.workers is None else _merged(before.workers, said.workers),
         said.figures or before.figures,
+        before.bundle_pem if said.bundle_pem is None else said.bundle_pem,
     )
 
 

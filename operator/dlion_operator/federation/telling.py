@@ -6,6 +6,7 @@ One object for each stream: a new one says everything anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dlion_api.names import JobKey
 from dlion_operator.federation.reports import Beat, RunReport, Said, SaidGone, Statement
@@ -42,15 +43,17 @@ class Telling:
             before = told.get(run)
             if before is None:
                 self._told[run] = report
-                yield Said(run, report.spec, report.workers, report.figures)
+                bundle_pem = report.bundle_pem or None
+                yield Said(run, report.spec, report.workers, report.figures, bundle_pem)
                 continue
             figures = report.figures if with_figures else before.figures
-            self._told[run] = RunReport(report.spec, report.workers, figures)
+            self._told[run] = replace(report, figures=figures)
             said = Said(
                 run,
                 None if report.spec == before.spec else report.spec,
                 None if report.workers == before.workers else report.workers,
                 None if figures == before.figures else figures,
+                None if report.bundle_pem == before.bundle_pem else report.bundle_pem,
             )
             if said != Said(run):
                 yield said

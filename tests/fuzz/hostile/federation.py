@@ -1,7 +1,8 @@
 """Hostile statements of another site's operator, from the bytes on.
 
 What must hold: `ContractError`, a refusal, or a statement that is sent on unchanged and speaks of
-the speaker's own workers alone; the other sites are heard as before. Left out: certificates.
+the speaker's own workers alone; of a bundle no more is used than certificates of authorities; the
+other sites are heard as before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.authority import Authority
+from dlion_operator.authority_bundles import authorities_in
 from dlion_operator.federation.events import Event, Greeted, News, RefusalReason, Refuse, Told
 from dlion_operator.federation.messages import greeting, greeting_of, statement_of, to_wire
 from dlion_operator.federation.reports import (
@@ -31,12 +35,14 @@ from dlion_operator.federation.reports import (
 )
 from dlion_operator.federation.state import Federation
 from dlion_operator.reading import parser, readable
+from dlion_operator.run_trust import known
 from hostile import bending
 
 OWN, SPEAKER, OTHER = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 RUN = JobKey("default", "digits", "1")
 TEXTS = ("", "x", "a" * 300, "a" * 100_000, "plant-a", "plant-b", "Ready", "\x00", "\u202e", "../x",
          "default/digits#1", "default/digits#2", "a/b", "#")  # fmt: skip
+BUNDLE = Authority(SPEAKER).bundle_pem
 NUMBERS = (*bending.LARGE, -1, -1.0, 0.5, math.nan, math.inf, 1e300)
 BYTES = (b"", b"x", bytes(8), bytes(32), b"\xff" * 9000)
 
@@ -51,6 +57,7 @@ def _report(site: SiteName) -> Said:
         SpecPrint("ab" * 32, fields, frozenset({"trainer.seed"})),
         SiteWorkers(workers, members, True, {Rank(0): 0.5}, frozenset({Rank(7)})),
         Figures(True, 3, 100.0),
+        BUNDLE,
     )
 
 
@@ -116,6 +123,9 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
             for site, report in reports.items()
             for member in report.workers.members
         )
+        bundles = {site: report.bundle_pem for site, report in reports.items()}
+        for bundle in known((SPEAKER, OTHER), bundles, {}, datetime.now(UTC)).values():
+            assert authorities_in(bundle)
     state.handle(Greeted(3, OTHER, OWN, 2.0))
     assert state.handle(Told(3, _report(OTHER), 2.0)) == (News(RUN),)
     assert state.hearing(OTHER, 2.0).reachable

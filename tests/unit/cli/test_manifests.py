@@ -2,7 +2,8 @@
 
 Proves: paths carry the right lines; text means what kubectl takes it for; doubles, bombs, depth,
 size, tags and several documents are refused with a line; `--set` changes a copy or says what is
-wrong with the path. Leaves out: what the values may be (tests/contract, tests/unit/api).
+wrong with the path; `dlion run` takes no authority that only a cluster has. Leaves out: what the
+values may be (tests/contract, tests/unit/api).
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.errors import DataError, SpecError
-from dlion_cli.manifests import apply_set, read_document, read_documents
+from dlion_api.spec import load_job
+from dlion_cli.manifests import (
+    apply_set,
+    read_document,
+    read_documents,
+    refuse_named_authority,
+)
 from dlion_cli.yaml_text import read_text
+from local_run import job_document
 
 NESTED = """\
 # a comment
@@ -160,6 +168,24 @@ def test_set_puts_a_value_at_a_path(
 
 def test_set_without_a_value_takes_the_field_out() -> None:
     assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
+
+
+@pytest.mark.parametrize(
+    "tls",
+    [
+        {"mode": "Secret", "secretName": "plant-ca"},
+        {"mode": "CertManager", "issuerName": "example-pki"},
+    ],
+)
+def test_an_authority_of_a_clusters_is_refused_without_one(tls: dict[str, str]) -> None:
+    document = job_document(1, tls=tls)
+    with pytest.raises(SpecError) as caught:
+        refuse_named_authority(load_job(document), "job.yaml")
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.tls.mode"
+    # What is advised is taken.
+    advised = [part for part in problem.advice.split() if part.startswith("tls.")]
+    refuse_named_authority(load_job(apply_set(document, advised)), "job.yaml")
 
 
 def test_set_says_everything_that_is_wrong() -> None:

@@ -15,6 +15,7 @@ from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
 from dlion_api.wire import federation_pb2 as wire
+from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES
 from dlion_operator.federation.events import Greeted, News, RefusalReason, Refuse, Told
 from dlion_operator.federation.memory import kept_bytes
 from dlion_operator.federation.messages import statement_of, to_wire
@@ -65,7 +66,8 @@ def received(content: bytes) -> RunReport:
     assert isinstance(statement, Said)
     assert statement.spec is not None
     assert statement.workers is not None
-    return RunReport(statement.spec, statement.workers, statement.figures or Figures())
+    bundle_pem = statement.bundle_pem or b""
+    return RunReport(statement.spec, statement.workers, statement.figures or Figures(), bundle_pem)
 
 
 SHAPES = {
@@ -75,6 +77,7 @@ SHAPES = {
     "with long addresses": said(workers=900, address="a-name-that-is-rather-long." * 8),
     "with wide letters": said(workers=900, address="\N{SNOWMAN}" * 80),
     "many fields": said(fields=1000),
+    "with a bundle": replace(said(workers=3), bundle_pem=b"x" * MAX_RUN_BUNDLE_BYTES),
     "with defaults": said(fields=1000, evaluated=True),
     "as most are": said(workers=3, fields=90, address="10.42.17.250:7440"),
 }

@@ -44,7 +44,8 @@ def say(state: Federation, statement: Statement, *, stream: int = 1, now_s: floa
 
 
 def whole(report: RunReport, run: JobKey = JOB) -> Said:
-    return Said(run, report.spec, report.workers, report.figures)
+    bundle_pem = report.bundle_pem or None
+    return Said(run, report.spec, report.workers, report.figures, bundle_pem)
 
 
 def states(state: Federation) -> dict[int, MemberState]:
@@ -184,6 +185,23 @@ def test_everything_is_said_once_then_what_is_new_then_a_heartbeat() -> None:
     assert telling.news({}, 8.0) == [SaidGone(JOB)]
     assert telling.news({}, 9.0) == []
     assert Telling().news({}, 0.0) == [Beat()]
+
+
+def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
+    state, telling = federation(), Telling()
+    report = replace(REPORT, bundle_pem=b"one")
+    (first,) = telling.news({JOB: report}, 0.0)
+    assert first == whole(report)
+    assert say(state, first) == News(JOB)
+    assert state.reports(JOB) == {B: report}
+    say(state, Said(JOB, figures=Figures(True, 5, 10.0)))
+    assert state.reports(JOB)[B].bundle_pem == b"one"
+    for bundle_pem in (b"two", b""):
+        report = replace(report, bundle_pem=bundle_pem)
+        (news,) = telling.news({JOB: report}, 1.0)
+        assert news == Said(JOB, bundle_pem=bundle_pem)
+        assert say(state, news) == News(JOB)
+        assert state.reports(JOB)[B].bundle_pem == bundle_pem
 
 
 def test_figures_are_said_every_five_seconds_at_most() -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,11 +34,13 @@ from dlion_operator.cluster import (
 )
 from dlion_operator.decisions import Notice
 from dlion_operator.exposure import Addresses
+from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.settings import Gateway, Listener, Settings
 from dlion_operator.store import ObjectName, Store
+from given_authorities import GivenAuthority
 from operator_world import SETTINGS, dlion_job
 
 NAME = ObjectName("default", "digits")
@@ -124,6 +127,8 @@ class NoWorkers:
         self.open_runs: list[JobKey] = []
         self.addresses: Addresses | None = None
         self.told: tuple[Notice, ...] = ()
+        self.authority: NamedAuthority | None = None
+        self.kept_bundles: Mapping[SiteName, bytes] = {}
 
     def open(
         self,
@@ -134,8 +139,11 @@ class NoWorkers:
         age_s: float,
         failed: frozenset[Rank] = frozenset(),
         addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
     ) -> None:
         self.open_runs, self.addresses = [job.key], addresses
+        self.authority, self.kept_bundles = authority, kept_bundles
 
     def stop(self, run: JobKey, reason: str) -> None: ...
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
@@ -618,3 +626,44 @@ def test_a_route_that_was_there_and_cannot_be_looked_at_is_told_on() -> None:
     site.look()
     assert ready(site)[0] == "WaitingForPeers"
     assert len(site.runs.addresses or {}) == 3
+
+
+def test_the_secret_that_a_job_names_is_read_and_nothing_made_before_it_is_there() -> None:
+    site = Site(dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"}))
+    site.look()
+    assert site.cluster.requests[0] == ("get", "SECRET")
+    assert site.cluster.writes() == [("patch", "status")]
+    assert site.runs.open_runs == [JobKey("default", "digits", "1")]
+    given = GivenAuthority(begins=datetime(2026, 1, 1, tzinfo=UTC))
+    site.cluster.objects[Kind.SECRET, "plant-ca"] = given.secret()
+    site.time_s = 10.0
+    site.look()
+    assert ("create", "Job") in site.cluster.writes()
+    assert site.runs.authority is not None
+    assert site.runs.authority.issuer is not None
+
+
+def test_of_a_job_on_its_way_out_no_secret_is_read() -> None:
+    document = dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"})
+    document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    site = Site(document)
+    site.look()
+    assert site.cluster.requests == []
+
+
+def test_bundles_are_kept_on_the_jobs_and_told_to_an_operator_that_starts_anew() -> None:
+    bundles = {SiteName("plant-a"): GivenAuthority().own_pem}
+    document = dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"})
+    site = Site(document)
+    given = GivenAuthority(begins=datetime(2026, 1, 1, tzinfo=UTC))
+    site.cluster.objects[Kind.SECRET, "plant-ca"] = given.secret()
+    site.look()
+    assert site.runs.kept_bundles == {}
+    site.runs.seen = RunView(open_s=1.0, bundles=bundles)
+    site.look()
+    assert ("patch", "JOB") in site.cluster.writes()
+    site.look()
+    assert site.cluster.writes() == []
+    again = Site(cluster=site.cluster)
+    again.look()
+    assert again.runs.kept_bundles == bundles

@@ -154,14 +154,6 @@ def test_a_template_of_no_form_is_no_crash(template: object) -> None:
     assert decision.status is not None
 
 
-def test_a_certificate_authority_of_others_is_not_pretended_to_be_used() -> None:
-    decision = World(dlion_job(tls={"mode": "Secret", "secretName": "ca"})).look()
-    assert ready_reason(decision) == (
-        "InvalidSpec",
-        "tls.mode Secret is not served yet; take Managed",
-    )
-
-
 def test_a_job_that_makes_no_pods_is_said_to_be_stuck() -> None:
     world = World(dlion_job())
     world.look()

@@ -79,7 +79,7 @@ def test_a_keeper_concerns_its_run_alone() -> None:
 def test_what_happens_in_an_orderly_life_is_not_told() -> None:
     site = Site()
     for key in site.runs:
-        for orderly in ("NotJoined", "Finished"):
+        for orderly in ("NotJoined", "Finished", "NoAuthority"):
             site.callers.at_coordinator(str(key), Refuse(RefusalReason(orderly), "words"))
     for reason in (SiteRefusalReason.REPLACED, SiteRefusalReason.SILENT):
         site.callers.at_federation(RefuseSite(reason, "words"))

@@ -1,4 +1,5 @@
-"""The keeper's certificate: asked for with its token, renewed when half of its life is over.
+"""The keeper's certificate: asked for with its token, renewed when half of its life is over, or
+twice a minute where the job names the authority.
 
 Owns the key, which stays in memory. Called by `process`. A running server takes the new one at the
 next handshake; calls that are under way go on.
@@ -22,6 +23,9 @@ from dlion_worker.keeper.config import KeeperConfig
 _LOG = logging.getLogger(__name__)
 
 SOONEST_RENEWAL_S = 1.0
+NAMED_RENEWAL_S = 30.0
+"""Of an authority that the job names, which may be replaced at any time: workers that it signs for
+afterwards are believed so soon."""
 
 
 class KeeperCertificate:
@@ -112,7 +116,8 @@ class KeeperCertificate:
         return self._configuration() if self._is_news else None
 
     def _renewal_s(self) -> float:
-        return self._due_s()
+        is_named = self._config.job.spec.tls.mode != "Managed"
+        return min(self._due_s(), NAMED_RENEWAL_S) if is_named else self._due_s()
 
     def _due_s(self) -> float:
         _, chain_pem = self.credentials().shown()

@@ -1,0 +1,79 @@
+"""By which authorities the workers of one run know each other, where its job names them. Pure.
+
+Each site says which its own is; what was known is kept on the run's Jobs, so that an operator that
+starts anew takes nobody's trust away, whom it has not heard yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from dlion_api.errors import ContractError
+from dlion_api.names import SiteName
+from dlion_api.spec import Job
+from dlion_operator.authority_bundles import checked_run_bundle, valid_now
+from dlion_operator.issuing import pem
+from dlion_operator.job_authority import NamedAuthority
+
+Bundles = Mapping[SiteName, bytes]
+"""Site → public certificates, PEM."""
+
+NAMED_MODES = ("Secret", "CertManager")
+"""Of `tls.mode`: the job names an authority of its own for each site."""
+MAX_KEPT_BYTES = 128 * 1024
+"""Half of what all annotations of an object may take."""
+
+
+def names_authority(job: Job) -> bool:
+    """Whether that job's workers are signed for by an authority that it names."""
+    return job.spec.tls.mode in NAMED_MODES
+
+
+def authority_of(job: Job, found: NamedAuthority | None) -> NamedAuthority | None:
+    """What there is of the authority that the job names; None: it names none."""
+    if not names_authority(job):
+        return None
+    return found or NamedAuthority(None, "the authority that tls names has not been read yet")
+
+
+def known(sites: Iterable[SiteName], told: Bundles, kept: Bundles, now: datetime) -> Bundles:
+    """Of each of these sites what it says, else what was kept; of that what holds now. What is no
+    bundle of authorities is left out."""
+    found = {site: _holding(told.get(site) or kept.get(site) or b"", now) for site in sites}
+    return {site: bundle for site, bundle in found.items() if bundle}
+
+
+def _holding(bundle: bytes, now: datetime) -> bytes:
+    try:
+        return pem(*valid_now(checked_run_bundle(bundle), now)) if bundle else b""
+    except ContractError:
+        return b""
+
+
+def written(bundles: Bundles, own: SiteName) -> str:
+    """These, for an annotation: this site's own in any case, others by name while there is room."""
+    kept: dict[str, str] = {}
+    size = 2
+    for site in sorted(bundles, key=lambda site: (site != own, site)):
+        text = bundles[site].decode("ascii")
+        size += len(json.dumps({site: text}))
+        if size <= MAX_KEPT_BYTES:
+            kept[site] = text
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
+
+
+def read(text: str) -> dict[SiteName, bytes]:
+    """What `written` made; whatever is nothing of the kind is left: annotations can be edited."""
+    try:
+        found = dict(json.loads(text or "{}"))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    bundles = {}
+    for site, bundle in found.items():
+        try:
+            bundles[SiteName(site)] = pem(*checked_run_bundle(str(bundle).encode("ascii")))
+        except (ContractError, UnicodeError):
+            continue
+    return bundles

@@ -1,0 +1,195 @@
+"""Workers of a job that names an authority in a Secret, beside a real API server without nodes.
+
+Proves: nothing starts before the Secret is there; then two real workers train over links, and with
+a keeper, whose certificates its authority has signed; another authority in the Secret signs for a
+worker in a new pod, which trains with one whose certificate is of the one before, though the
+operator started anew in between; with the Secret gone they train on and the status says so.
+With cert-manager's own controllers, the job's Certificate is issued and the operator signs by it;
+before, the status says what keeps it, and it goes with the job.
+Left out: pods (the workers are processes with the pods' own tokens), what an authority has to be
+(tests/unit/operator), several sites (tests/local/test_federated_runs).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+from base64 import b64decode
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+import cert_manager
+from cert_manager import CertManager
+from cluster_pods import Access, ClusterPods
+from dlion_api.cluster_names import AUTHORITIES_ANNOTATION, EXCHANGE_PORT
+from dlion_api.names import Rank
+from dlion_worker.coordination import request_certificate
+from dlion_worker.credentials import WorkerKey
+from given_authorities import GivenAuthority
+from local_run import job_document
+from operator_process import OperatorProcess
+from podless_jobs import children, workers
+from trained_jobs import eventually
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+NAME = "test"
+TLS = {"mode": "Secret", "secretName": "plant-ca"}
+
+
+def ready(kubectl: Kubectl) -> dict[str, Any]:
+    """The condition Ready; empty before there is one."""
+    status = kubectl.get("dlj", NAME).get("status") or {}
+    found = [each for each in status.get("conditions") or () if each["type"] == "Ready"]
+    return found[0] if found else {}
+
+
+def trains(kubectl: Kubectl) -> bool:
+    """Whether all workers do."""
+    status = kubectl.get("dlj", NAME).get("status") or {}
+    return (status.get("state"), status.get("readyWorkers")) == ("Training", "2/2")
+
+
+def shown_at(host: str) -> x509.Certificate | None:
+    """The certificate that a worker shows to its peers; None: it takes no calls now."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, EXCHANGE_PORT), timeout=5) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            shown = secured.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    return x509.load_der_x509_certificate(shown) if shown else None
+
+
+def is_by(certificate: x509.Certificate | None, given: GivenAuthority) -> bool:
+    """Whether that authority has signed it."""
+    if certificate is None:
+        return False
+    try:
+        certificate.verify_directly_issued_by(given.certificate)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def kept(kubectl: Kubectl) -> bytes:
+    """By which this site's workers are known, as their Job keeps it."""
+    (job,) = kubectl.get("jobs")["items"]
+    text = (job["metadata"].get("annotations") or {}).get(AUTHORITIES_ANNOTATION, "{}")
+    return str(json.loads(text).get("plant-a", "")).encode()
+
+
+@pytest.fixture(scope="session")
+def cert_manager_folder() -> Path:
+    """What is built of cert-manager."""
+    folder = cert_manager.built()
+    if folder is None:
+        pytest.skip("cert-manager is not built yet: run `make testbed-setup`")
+    return folder
+
+
+def test_cert_manager_makes_the_authority_of_a_job(
+    kubectl: Kubectl, tmp_path: Path, cert_manager_folder: Path
+) -> None:
+    issued = {"mode": "CertManager", "issuerName": "example-pki"}
+    issuer = {
+        "apiVersion": "cert-manager.io/v1",
+        "kind": "Issuer",
+        "metadata": {"name": "example-pki"},
+        "spec": {"selfSigned": {}},
+    }
+
+    def says(words: str) -> bool:
+        condition = ready(kubectl)
+        return condition.get("reason") == "NoAuthority" and words in condition.get("message", "")
+
+    with OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,)) as operator:
+        kubectl.apply(job_document(1, tls=issued))
+        eventually(lambda: says("is cert-manager installed?"), what="NoAuthority")
+        cert_manager.install(cert_manager_folder, kubectl)
+        eventually(lambda: says("is not issued by cert-manager yet"), what="a Certificate")
+        with CertManager(cert_manager_folder, kubectl, tmp_path / "cert-manager.log") as manager:
+            words = (
+                "is not issued by cert-manager yet: Issuing certificate as Secret does not exist"
+            )
+            eventually(lambda: says(words), what=words)
+            assert children(kubectl) == []
+            kubectl.apply(issuer)
+            eventually(lambda: workers(kubectl, NAME), what="the worker's pod")
+            manager.check()
+            secret = kubectl.get("secret", f"{NAME}-authority")
+            certificate = x509.load_pem_x509_certificate(b64decode(secret["data"]["tls.crt"]))
+            pods = ClusterPods(tmp_path, kubectl.get("dlj", NAME), kubectl, subnet=42)
+            worker = pods.job.worker(Rank(0))
+            signed = request_certificate(
+                Access(operator.coordinator_address, pods.prepare("w0", worker)),
+                job=pods.job.key,
+                worker=worker,
+                csr_pem=WorkerKey().csr_pem(),
+                role="trainer",
+                wait_s=30.0,
+            )
+            leaf = x509.load_pem_x509_certificate(signed.chain_pem)
+            leaf.verify_directly_issued_by(certificate)
+            kubectl.run("delete", "dlj", NAME, "--wait=true")
+            eventually(lambda: not kubectl.get("certificates")["items"], what="no Certificate")
+
+
+def test_workers_train_by_the_authority_that_their_job_names(
+    kubectl: Kubectl, tmp_path: Path
+) -> None:
+    first, second = GivenAuthority("first"), GivenAuthority("second")
+    endless = {"stop": {"maxSteps": 10**6}}
+    operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,))
+    with operator:
+        kubectl.apply(job_document(2, tls=TLS, trainer=endless))
+        eventually(lambda: ready(kubectl).get("reason") == "NoAuthority", what="NoAuthority")
+        assert children(kubectl) == []
+
+        kubectl.apply(first.secret())
+        eventually(lambda: len(workers(kubectl, NAME)) == 2, what="the workers' pods")
+        keepers = "app.kubernetes.io/component=keeper"
+        eventually(lambda: kubectl.get("pods", "-l", keepers)["items"], what="the keeper's pod")
+        pods = ClusterPods(tmp_path, kubectl.get("dlj", NAME), kubectl, subnet=41)
+        try:
+            pods.start_keeper()
+            for rank in (0, 1):
+                pods.start_worker(rank)
+            pods.wait_until(lambda: trains(kubectl), "training")
+            assert all(is_by(shown_at(pods.address(1 + rank)), first) for rank in (0, 1))
+            eventually(lambda: kept(kubectl) == first.own_pem, what="what the Job keeps")
+
+            kubectl.apply(second.secret())
+            operator.kill()
+            operator.start()
+            both = second.own_pem + first.own_pem
+            eventually(lambda: kept(kubectl) == both, what="both on the Job")
+            pods.end("trainer-1", "sidecar-1", number=signal.SIGKILL)
+            pods.lose_worker(1)
+            pods.start_worker(1)
+            pods.wait_until(lambda: is_by(shown_at(pods.address(2)), second), "the second signs")
+            assert is_by(shown_at(pods.address(1)), first)
+            pods.wait_until(lambda: trains(kubectl), "training again")
+
+            kubectl.run("delete", "secret", "plant-ca")
+            operator.kill()
+            operator.start()
+            words = "no certificate can be signed: Secret"
+            eventually(lambda: words in str(ready(kubectl).get("message")), what=words)
+            pods.wait_until(lambda: trains(kubectl), "training on")
+        finally:
+            pods.close()

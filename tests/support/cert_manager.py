@@ -1,0 +1,91 @@
+"""cert-manager beside a real API server: its own definitions, and its own controllers as a process.
+
+The program is built from the Go module in `cert_manager_controllers/` once, into the testbed's
+cache (testbed.binaries), and its definitions are put beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from dlion_api.errors import UnavailableError
+from testbed.binaries import build_once, cache_folder, go, hash_of, source_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from testbed.kubectl import Kubectl
+
+MODULE = Path(__file__).with_name("cert_manager_controllers")
+NAME = "github.com/cert-manager/cert-manager"
+
+
+def _folder() -> Path:
+    return cache_folder() / f"cert-manager-{hash_of(MODULE)}"
+
+
+def built() -> Path | None:
+    """The folder with program and definitions; None where they have to be built first."""
+    return _folder() if (_folder() / ".complete").exists() else None
+
+
+def build() -> Path:
+    """That folder, filled now if need be (a minute or two on two cores; then nothing).
+
+    Raises: UnavailableError with the end of what Go said.
+    """
+    build_once(_folder(), _make)
+    return _folder()
+
+
+def _make(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        go("build", "-trimpath", "-ldflags", "-s -w", "-o", made, ".", module=MODULE)
+        (Path(made) / "cert-manager-controllers").rename(folder / "controllers")
+    for path in (source_of(NAME, MODULE) / "deploy/crds").glob("cert-manager.io_*.yaml"):
+        shutil.copyfile(path, folder / path.name)
+
+
+def install(folder: Path, kubectl: Kubectl) -> None:
+    """Has the API server know its kinds; `folder` is what `built` yields."""
+    for path in sorted(folder.glob("cert-manager.io_*.yaml")):
+        kubectl.run("apply", "--server-side", "-f", str(path))
+    kubectl.run(
+        "wait", "--for=condition=Established", "--timeout=30s",
+        "crd/certificates.cert-manager.io", "crd/issuers.cert-manager.io",
+        "crd/certificaterequests.cert-manager.io", "crd/clusterissuers.cert-manager.io",
+    )  # fmt: skip
+
+
+class CertManager:
+    """Its controllers, on all of a cluster that knows its kinds; a context that ends them."""
+
+    def __init__(self, folder: Path, kubectl: Kubectl, log: Path) -> None:
+        """`folder` is what `built` yields."""
+        self._folder, self._kubectl, self._log = folder, kubectl, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        command = [str(self._folder / "controllers"), "--kubeconfig", str(self._kubectl.kubeconfig)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def check(self) -> None:
+        """Raises: UnavailableError with the end of its log where it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise UnavailableError(f"cert-manager ended: {self._log.read_text()[-2000:]}")

@@ -1,0 +1,93 @@
+"""Workers and keeper of a run that a real API server has, as processes in place of its pods, which
+no node keeps: each with its own pod's token and what the run's ConfigMap holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import KeeperIdentity, WorkerIdentity
+from dlion_api.pod_config import PodConfig
+from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from pod_run import PodRun
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+
+class ClusterPods(PodRun):
+    """The pods of one run; its coordinator is the operator's."""
+
+    def __init__(
+        self, folder: Path, document: dict[str, Any], kubectl: Kubectl, *, subnet: int
+    ) -> None:
+        self._kubectl = kubectl
+        super().__init__(folder, document, subnet=subnet)
+
+    def start_coordinator(self) -> None:
+        """It is somebody else's to start."""
+
+    def prepare(self, name: str, identity: WorkerIdentity | KeeperIdentity) -> Path:
+        """What a kubelet would mount in that pod; what was there stays."""
+        root = self.root(name)
+        for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
+            (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        mounted = root / names.CONFIG_DIR.lstrip("/")
+        config_map = self._kubectl.get("configmap", names.run_name(self.job.key))
+        for key, text in config_map["data"].items():
+            (mounted / key).write_text(text)
+        # Where the cluster's DNS would lead.
+        keeper = f"{self.address(101)}:{names.KEEPER_PORT}"
+        config = replace(PodConfig.load(mounted / names.POD_CONFIG_KEY), keeper_address=keeper)
+        (mounted / names.POD_CONFIG_KEY).write_text(config.to_json())
+        token = self.token_of(identity)
+        (root / names.TOKEN_DIR.lstrip("/") / names.TOKEN_FILE).write_text(token)
+        return root
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def token_of(self, identity: WorkerIdentity | KeeperIdentity) -> str:
+        """A new token of that one's pod."""
+        pod = self.pod_of(identity)
+        return self._kubectl.run(
+            "create", "token", "default", f"--audience={names.TOKEN_AUDIENCE}",
+            "--bound-object-kind=Pod", f"--bound-object-name={pod['name']}",
+            f"--bound-object-uid={pod['uid']}",
+        ).strip()  # fmt: skip
+
+    def pod_of(self, identity: WorkerIdentity | KeeperIdentity) -> dict[str, Any]:
+        """The metadata of that one's pod."""
+        if isinstance(identity, WorkerIdentity):
+            role = names.WORKER
+            place = {names.GROUP_LABEL: identity.group, names.INDEX_LABEL: str(identity.index)}
+        else:
+            role, place = names.KEEPER, {}
+        wanted = place | {names.COMPONENT_LABEL: role, names.JOB_LABEL: self.job.key.name}
+        chosen = ",".join(f"{key}={value}" for key, value in wanted.items())
+        (pod,) = (each["metadata"] for each in self._kubectl.get("pods", "-l", chosen)["items"])
+        found: dict[str, Any] = pod
+        return found
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the operator's coordinator is, for one pod of a run (`ClusterPods.prepare`)."""
+
+    coordinator_address: str
+    root: Path
+    coordinator_dns_name: str = COORDINATOR_DNS_NAME
+
+    @property
+    def authority_pem_path(self) -> str:
+        return str(self.root / f"etc/dlion/{names.AUTHORITY_KEY}")
+
+    @property
+    def token_path(self) -> str:
+        return str(self.root / f"var/run/secrets/dlion/{names.TOKEN_FILE}")

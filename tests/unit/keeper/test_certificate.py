@@ -1,0 +1,38 @@
+"""Facts: a keeper's certificate is renewed when half of its life is over, and twice a
+minute where the job names the authority, whose successor signs for workers at any time.
+
+Left out: the request itself and TLS (tests/local/test_pods).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_api.names import SiteName
+from dlion_api.spec import load_job
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.keeper.certificate import NAMED_RENEWAL_S, KeeperCertificate
+from dlion_worker.keeper.config import KeeperConfig
+from local_run import job_document
+
+SITE = SiteName("plant-a")
+
+
+@pytest.mark.parametrize(
+    ("tls", "due_s"),
+    [
+        ({"mode": "Managed"}, 86400 / 2),
+        ({"mode": "Secret", "secretName": "plant-ca"}, NAMED_RENEWAL_S),
+        ({"mode": "CertManager", "issuerName": "example-pki"}, NAMED_RENEWAL_S),
+    ],
+)
+def test_it_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
+    job, key = load_job(job_document(1, tls=tls)), WorkerKey()
+    config = KeeperConfig(job, SITE, Path(), "", "", "", "", 0)
+    signed = Authority(SITE).sign(key.csr_pem(), config.identity, job.key)
+    certificate = KeeperCertificate(config, renewed=lambda: None)
+    certificate._credentials = WorkerCredentials(key, signed, {})
+    assert certificate._renewal_s() == pytest.approx(due_s)

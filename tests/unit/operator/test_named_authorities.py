@@ -1,0 +1,271 @@
+"""Facts: while a job's authority is missing nothing of it starts, and its status says so, after a
+minute as stuck; a run that trains goes on, with one event; its workers are signed for and known by
+what the job names, which the site's own authority and other runs do not touch; other sites are
+known by what they say of that run, and by what was kept until they say it; a site that says nothing
+of an authority is named.
+
+Left out: reading Secrets (test_named_secret), gRPC and TLS (tests/local), API servers
+(tests/cluster).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Job, load_job
+from dlion_operator.authority import Authority, Tokens
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.decisions import Apply, Create, OpenRun
+from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.state import Hearing
+from dlion_operator.issuing import LIFE
+from dlion_operator.job_authority import CannotSignError, NamedAuthority, issuer_of
+from dlion_operator.observed import RunView
+from dlion_operator.other_sites import NO_AUTHORITY_THERE
+from dlion_operator.site_runs import SiteRuns
+from dlion_worker.credentials import WorkerKey
+from given_authorities import GivenAuthority
+from operator_world import World, dlion_job, ready_reason, truths
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+TLS = {"mode": "Secret", "secretName": "plant-ca"}
+MISSING = NamedAuthority(None, "Secret default/plant-ca: is not there")
+
+
+def named(given: GivenAuthority | None = None) -> NamedAuthority:
+    """That authority, or another one each time, read for plant A."""
+    given = given or GivenAuthority()
+    key = job().key
+    return NamedAuthority(
+        issuer_of(given.certificate_pem, given.key_pem(), life=LIFE, job=key, site=A)
+    )
+
+
+def job(run_id: str = "1", tls: dict[str, str] | None = None) -> Job:
+    groups = [{"name": "g", "workers": 1}]
+    sites = [{"name": name, "groups": groups} for name in (A, B)]
+    return load_job(dlion_job(sites=sites, runId=run_id, tls=tls or TLS))
+
+
+# ---- decisions
+
+
+def test_nothing_starts_without_the_authority() -> None:
+    world = World(dlion_job(tls=TLS))
+    decision = world.look(authority=MISSING)
+    assert ready_reason(decision) == ("NoAuthority", MISSING.problem)
+    assert truths(decision)["Reconciling"] == "True"
+    assert [type(action) for action in decision.actions] == [OpenRun]
+    assert [(n.reason, n.type) for n in decision.notices] == [("NoAuthority", "Normal")]
+    late = world.look(authority=NamedAuthority(None, MISSING.problem, missing_s=60.0))
+    assert truths(late)["Stalled"] == "True"
+    found = world.look(authority=named())
+    assert {"Job", "ConfigMap"} <= {
+        action.document["kind"] for action in found.actions if isinstance(action, Create | Apply)
+    }
+
+
+def test_cert_manager_is_asked_for_what_it_is_to_make() -> None:
+    issued = {"mode": "CertManager", "issuerName": "example-pki", "issuerKind": "ClusterIssuer"}
+    world = World(dlion_job(tls=issued))
+    decision = world.look(authority=MISSING)
+    assert ready_reason(decision)[0] == "NoAuthority"
+    (asked,) = (a.document for a in decision.actions if isinstance(a, Apply | Create))
+    assert (asked["kind"], asked["metadata"]["name"]) == ("Certificate", "digits-authority")
+    assert asked["spec"]["secretName"] == "digits-authority"
+    assert asked["spec"]["issuerRef"]["kind"] == "ClusterIssuer"
+    assert asked["metadata"]["ownerReferences"][0]["kind"] == "DLionJob"
+    found = world.look(authority=named())
+    kinds = [a.document["kind"] for a in found.actions if isinstance(a, Apply | Create)]
+    assert kinds[0] == "Certificate"
+    assert "Job" in kinds
+
+
+def test_what_was_never_read_starts_nothing() -> None:
+    decision = World(dlion_job(tls=TLS)).look()
+    assert ready_reason(decision)[0] == "NoAuthority"
+
+
+def test_a_run_that_trains_goes_on_without_it_and_says_so_once() -> None:
+    world = World(dlion_job(tls=TLS))
+    world.look(authority=named())
+    world.make_jobs()
+    world.train()
+    world.look(authority=named())
+    decision = world.look(authority=MISSING)
+    reason, message = ready_reason(decision)
+    assert (reason, truths(decision)["Ready"]) == ("Training", "True")
+    assert MISSING.problem in message
+    assert [(n.reason, n.type) for n in decision.notices] == [("NoAuthority", "Warning")]
+    assert world.look(authority=MISSING).notices == ()
+    assert MISSING.problem not in ready_reason(world.look(authority=named()))[1]
+
+
+def test_workers_that_start_and_wait_for_certificates_are_said_to() -> None:
+    world = World(dlion_job(tls=TLS))
+    world.look(authority=named())
+    world.make_jobs()
+    world.run = RunView(open_s=1.0)
+    assert ready_reason(world.look(authority=named()))[0] == "WorkersStarting"
+    assert ready_reason(world.look(authority=MISSING))[0] == "NoAuthority"
+
+
+@pytest.mark.parametrize("tls", [{"mode": "Managed"}, {"mode": "Disabled"}])
+def test_other_jobs_need_none(tls: dict[str, str]) -> None:
+    opened = next(a for a in World(dlion_job(tls=tls)).look().actions if isinstance(a, OpenRun))
+    assert opened.authority is None
+
+
+# ---- runs that are served
+
+
+class Others:
+    """What other sites say."""
+
+    def __init__(self) -> None:
+        self.said: dict[SiteName, RunReport] = {}
+        self.are_trusted = True
+
+    def reports(self, run: object) -> dict[SiteName, RunReport]:
+        return self.said
+
+    def hearing(self, site: SiteName) -> Hearing:
+        return Hearing(reachable=True, heartbeat_age_s=1.0)
+
+    def problem(self, site: SiteName) -> str:
+        return ""
+
+    def has_bundle(self, site: SiteName) -> bool:
+        return site == B and self.are_trusted
+
+    def say(self, bundle_pem: bytes) -> None:
+        workers = SiteWorkers((WorkerIdentity(Rank(1), B, "g", 0),), (), settled=True)
+        self.said[B] = RunReport(SpecPrint.of(job()), workers, Figures(), bundle_pem)
+
+
+class Site:
+    """Plant A's coordinator, without a port."""
+
+    def __init__(self) -> None:
+        self.authority = Authority(A)
+        self.server = CoordinatorServer("127.0.0.1:0", self.authority)
+        self.others = Others()
+        self.runs = SiteRuns(
+            self.server, authority=self.authority, tokens=Tokens(), trigger=lambda _: None
+        )
+        self.runs.federate(self.others)
+
+    def open(self, found: NamedAuthority | None, opened: Job | None = None, **kept: Any) -> None:
+        opened = opened or job()
+        workers = opened.workers()
+        self.runs.open(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept)
+
+    def served(self, opened: Job | None = None) -> Any:
+        return self.server._runs[(opened or job()).key]
+
+    def told(self, opened: Job | None = None) -> dict[str, bytes]:
+        """What that run's workers are told to trust."""
+        bundles: dict[str, bytes] = self.served(opened)._all_bundles()
+        return bundles
+
+    def sign(self) -> bytes:
+        worker = WorkerIdentity(Rank(0), A, "g", 0)
+        signed: bytes = self.served()._authority(A).sign(WorkerKey().csr_pem(), worker, job().key)
+        return signed
+
+
+def test_workers_are_known_by_what_the_job_names() -> None:
+    site, given = Site(), GivenAuthority()
+    site.open(named(given))
+    assert site.told() == {A: given.own_pem}
+    assert site.runs.reports()[job().key].bundle_pem == given.own_pem
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert view.bundles == {A: given.own_pem}
+
+
+def test_the_sites_own_authority_and_its_neighbours_bundles_are_not_for_them() -> None:
+    site, given = Site(), GivenAuthority()
+    managed = job("2", {"mode": "Managed"})
+    site.open(named(given))
+    site.server.trust({B: b"of all runs"})
+    site.runs.replace_authority(site.authority.renewed())
+    assert site.told() == {A: given.own_pem}
+    site.open(None, managed)
+    assert site.told(managed)[B] == b"of all runs"
+    assert site.runs.reports()[managed.key].bundle_pem == b""
+
+
+def test_other_sites_are_known_by_what_they_say_of_that_run() -> None:
+    site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
+    site.open(named(given))
+    site.others.say(theirs.own_pem)
+    site.runs.hear(job().key)
+    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
+    site.others.say(b"nonsense")
+    site.runs.hear(job().key)
+    assert site.told() == {A: given.own_pem}
+
+
+def test_what_a_site_said_stands_while_the_site_itself_is_trusted() -> None:
+    site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
+    site.open(named(given))
+    site.others.say(theirs.own_pem)
+    site.runs.hear(job().key)
+    site.others.said.clear()
+    site.runs.hear(job().key)
+    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
+    site.others.are_trusted = False
+    site.open(named(given))
+    assert B not in site.told()
+
+
+def test_a_run_of_the_sites_own_authority_takes_nothing_of_what_others_say() -> None:
+    site, managed = Site(), job(tls={"mode": "Managed"})
+    site.others.say(GivenAuthority().own_pem)
+    site.open(None, managed)
+    site.runs.hear(managed.key)
+    assert site.told(managed) == {A: site.authority.bundle_pem}
+
+
+def test_a_site_that_says_nothing_of_an_authority_is_named() -> None:
+    site = Site()
+    site.open(named())
+    site.others.say(b"")
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert view.remote[B].problem == NO_AUTHORITY_THERE
+    site.others.say(GivenAuthority().own_pem)
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert view.remote[B].problem == ""
+
+
+def test_a_successor_signs_and_its_predecessor_is_believed() -> None:
+    site, old, new = Site(), GivenAuthority("old"), GivenAuthority("new")
+    site.open(named(old))
+    site.open(named(new))
+    assert site.told() == {A: new.own_pem + old.own_pem}
+
+
+def test_without_the_authority_workers_go_on_with_what_they_know() -> None:
+    site = Site()
+    site.open(MISSING)
+    assert site.told() == {}
+    with pytest.raises(CannotSignError, match="is not there"):
+        site.sign()
+    site.open(named())
+    assert site.sign()
+
+
+def test_an_operator_that_starts_anew_takes_nobodys_trust_away() -> None:
+    site, old, theirs = Site(), GivenAuthority("old"), GivenAuthority("plant-b ca")
+    kept = {A: old.own_pem, B: theirs.own_pem}
+    site.open(MISSING, kept_bundles=kept)
+    assert site.told() == kept
+    new = GivenAuthority("new")
+    site.open(named(new), kept_bundles={})
+    assert site.told() == {A: new.own_pem + old.own_pem, B: theirs.own_pem}

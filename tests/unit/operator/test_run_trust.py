@@ -1,0 +1,73 @@
+"""Facts: of each site of a run counts what it says of its authority, else what was kept; what is no
+authority's, has ended or does not hold yet counts for nothing, and takes no other site's place.
+What is kept on a Job is read again as it was, within the room that annotations have, and whatever
+else stands there is nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.names import SiteName
+from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES, MAX_RUN_CERTIFICATES
+from dlion_operator.run_trust import MAX_KEPT_BYTES, known, read, written
+from given_authorities import GivenAuthority
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+NOW = datetime.now(UTC)
+ONE, OTHER = GivenAuthority("one"), GivenAuthority("other")
+ENDED = GivenAuthority("ended", begins=NOW - timedelta(days=100))
+EARLY = GivenAuthority("early", begins=NOW + timedelta(days=1))
+NO_AUTHORITY = GivenAuthority("worker", is_authority=False)
+
+
+def test_what_a_site_says_goes_before_what_was_kept() -> None:
+    told, kept = {A: ONE.own_pem}, {A: OTHER.own_pem, B: OTHER.own_pem, C: ONE.own_pem}
+    assert known([A, B], told, kept, NOW) == {A: ONE.own_pem, B: OTHER.own_pem}
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        ENDED.own_pem,
+        EARLY.own_pem,
+        NO_AUTHORITY.own_pem,
+        ONE.own_pem + NO_AUTHORITY.own_pem,
+        b"nonsense",
+        ONE.key_pem(),
+        ONE.own_pem * (MAX_RUN_CERTIFICATES + 1),
+        ONE.own_pem + b"#" * MAX_RUN_BUNDLE_BYTES,
+    ],
+    ids=["ended", "early", "a worker's", "one among", "nonsense", "a key", "many", "long"],
+)
+def test_what_is_no_authority_that_holds_counts_for_nothing(bundle: bytes) -> None:
+    assert known([A, B], {A: bundle, B: ONE.own_pem}, {}, NOW) == {B: ONE.own_pem}
+
+
+def test_of_a_bundle_what_holds_counts_and_nothing_else_that_stands_there() -> None:
+    bundle = ENDED.own_pem + b"a comment\n" + ONE.own_pem + ONE.key_pem()
+    assert known([A], {A: bundle}, {}, NOW) == {A: ONE.own_pem}
+
+
+def test_what_is_kept_is_read_again() -> None:
+    bundles = {A: ONE.own_pem + OTHER.own_pem, B: OTHER.own_pem}
+    assert read(written(bundles, A)) == bundles
+
+
+def test_there_is_room_for_this_sites_own_and_for_some_others() -> None:
+    large = (ONE.own_pem * (MAX_RUN_BUNDLE_BYTES // len(ONE.own_pem)))[:MAX_RUN_BUNDLE_BYTES]
+    sites = [SiteName(f"plant-{number:02}") for number in range(64)]
+    text = written(dict.fromkeys(sites, large), sites[-1])
+    assert len(text) <= MAX_KEPT_BYTES
+    assert '"plant-63":' in text
+    assert '"plant-00":' in text
+    assert '"plant-62":' not in text
+
+
+@given(st.text() | st.sampled_from(['{"plant-a": 1}', "[1]", '[["a"]]', '{"a": "ä"}', "[" * 9999]))
+def test_whatever_else_stands_there_is_nothing(text: str) -> None:
+    assert read(text) == {}
