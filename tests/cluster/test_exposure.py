@@ -1,10 +1,15 @@
-"""Workers of two sites whose pods do not reach each other train together by ports of their nodes.
+"""Workers of two sites train together by each exposure, behind firewalls that let in what
+docs/several-sites.md says, and nothing else.
 
-Proves: with `exposure: NodePort`, installed as docs/several-sites.md says (the operators too hear
-each other at ports of nodes), the job trains; each site's status shows both sites' workers and all
-links; it comes to its end at both; the workers' Services, and so their ports, are gone then, and
-neither operator asked for what the chart does not grant. Prints how long it took.
-Left out: load balancers and gateways (tests/unit/operator, tests/local/test_gateway.py).
+Proves, with the chart and real pods, on sites whose pods do not reach each other (but in the last
+part): through one port of a gateway, operators too, which HAProxy serves as the cluster's own
+TLSRoutes (at one site) or IngressRouteTCPs (at the other) say; and in the slow tier by ports of
+nodes, by ports of a load balancer, and over a network that joins the pods, the job trains in lock
+step. Each site's status shows both sites' workers and all links; nobody tries another port of the
+other site; of a site with a gateway no other one takes a connection; what leads to workers goes
+with them; neither operator asked for what the chart does not grant. Prints how long it took.
+What stands for load balancer and gateway: tests/support, testbed/load_balancer.py, site_gateway.py.
+Left out: clouds' load balancers, other proxies, network policies.
 """
 
 from __future__ import annotations
@@ -13,19 +18,28 @@ import base64
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import route_kinds
 from audit import asked_by, refused
-from chart import CHART, NAMESPACE, Helm, helm_program, merged
+from chart import CHART, NAMESPACE, Helm, merged
+from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
+from dlion_api.spec import Job, load_job
+from site_gateway import ENTRY_POINT, PARENT, PORT, SiteGateway
+from testbed.firewall import Firewall, Opening, open_ports
+from testbed.layout import API_PORT
+from testbed.load_balancer import balance
 from testbed.project_images import build_images
 from testbed.sites import Testbed
-from trained_jobs import eventually, manifest, status_of
+from trained_jobs import eventually, iteration, manifest, status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from testbed.kubectl import Kubectl
     from testbed.sites import Site
@@ -33,65 +47,180 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 FEDERATION_PORT = 30446
+NODE_PORTS = (30000, 32767)
 JOBS = "ml"
+ITERATIONS = 10
+"""Each takes gradients of all workers."""
+TRAINING = [("Training", "2/2", "3/3", 4), ("Training", "2/2", "3/3", 2)]
+"""What the sites' statuses say then. A site tells of the links of its own workers."""
+WORKERS = ("-l", "app.kubernetes.io/component=worker")
+GATEWAYS: Mapping[str, dict[str, Any]] = {
+    "site-a": {"route": "TLSRoute", "parent": PARENT},
+    "site-b": {"route": "IngressRouteTCP", "entryPoints": [ENTRY_POINT]},
+}
+
+
+@dataclass
+class TwoSites:
+    """Separate sites with this tree's operators, each with a firewall against the other."""
+
+    testbed: Testbed
+    values: Mapping[str, Any]
+    """Of the chart, for both."""
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.sites = list(self.testbed.sites.values())
+        self.jobs = [replace(site.kubectl, namespace=JOBS) for site in self.sites]
+        self.gateways = {s.name: SiteGateway(s, self.folder / s.name) for s in self.sites}
+        self.operators_come_in: dict[str, Opening] = {}
+
+    def install(self, values: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        """The chart with these; `own` has more for each site."""
+
+        def at(site: Site) -> None:
+            helm = Helm(self.testbed.binaries.path("helm"), self.folder / site.name, site.kubectl)
+            name = {"site": {"name": site.name}}
+            helm.run(
+                "upgrade", "--install", "dlion", str(CHART), "--namespace", NAMESPACE,
+                "--create-namespace", "--wait", "--timeout", "110s",
+                values=merged(self.values, values, name, (own or {}).get(site.name, {})),
+            )  # fmt: skip
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(at, self.sites))
+
+    def federate(self) -> None:
+        """Operators hear each other: as they do, if they do, else at ports of nodes."""
+        if self.operators_come_in:
+            return
+        service = {"service": {"type": "NodePort", "nodePort": FEDERATION_PORT}}
+        self._federate({"federation": service}, FEDERATION_PORT)
+
+    def federate_by_gateways(self) -> None:
+        """They do so through the one port of each site's gateway."""
+        for site in self.sites:
+            site.kubectl.apply(*self.gateways[site.name].documents())
+            self.gateways[site.name].take_up()
+        own = {
+            name: {"gateway": {"address": each.address, **GATEWAYS[name]}}
+            for name, each in self.gateways.items()
+        }
+        self._federate({"federation": {"service": {"type": "ClusterIP"}}}, PORT, own)
+
+    def _federate(
+        self, values: Mapping[str, Any], port: int, own: Mapping[str, Any] | None = None
+    ) -> None:
+        nodes = {site.name: site.nodes[0].layout.address for site in self.sites}
+        listed = [
+            {"name": site.name, "address": f"{nodes[site.name]}:{port}", "bundle": _bundle(site)}
+            for site in self.sites
+        ]
+        self.install(merged(values, {"sites": listed}), own)
+        self.operators_come_in = {
+            name: Opening(f"{address}/32", port, port) for name, address in nodes.items()
+        }
+
+    @contextmanager
+    def job(
+        self, exposure: str, opening: Callable[[Site], Opening], *, max_seconds: int = 120
+    ) -> Iterator[None]:
+        """A job of two workers and one that trains, while each site takes connections of the other
+        to that opening, and to where operators come in; deleted at the end."""
+        firewalls = [Firewall(site.layout) for site in self.sites]
+        for site, firewall in zip(self.sites, firewalls, strict=True):
+            firewall.open(opening(site), self.operators_come_in[site.name])
+        began_s = time.monotonic()
+        try:
+            for kubectl in self.jobs:
+                kubectl.apply(_document(exposure, max_seconds))
+            eventually(lambda: self._shown(exposure) == TRAINING, within_s=240, what=exposure)
+            print(f"{exposure}: trains after {time.monotonic() - began_s:.0f} s")
+            self._check_training()
+            taken = [firewall.taken_bytes()[0] for firewall in firewalls]
+            print(f"{exposure}: bytes that came in to each site's workers: {taken}")
+            assert all(taken)
+            assert [firewall.refused() for firewall in firewalls] == [0, 0]
+            yield
+        finally:
+            for kubectl in self.jobs:
+                kubectl.run("delete", "dlj", "digits", "--wait=false", "--ignore-not-found")
+            kinds = "pods,services,tlsroutes,ingressroutetcps"
+            eventually(
+                lambda: not any(kubectl.get(kinds)["items"] for kubectl in self.jobs),
+                within_s=120,
+                what="nothing left",
+            )
+            print(f"{exposure}: gone after {time.monotonic() - began_s:.0f} s")
+
+    def _check_training(self) -> None:
+        """Each site says so of both, and all workers take steps together."""
+        for kubectl in self.jobs:
+            names = {site["name"]: site["state"] for site in status_of(kubectl)["sites"]}
+            assert names == {site.name: "Ready" for site in self.sites}
+        eventually(
+            lambda: all(iteration(kubectl) >= ITERATIONS for kubectl in self.jobs),
+            what=f"{ITERATIONS} iterations",
+        )
+
+    def _shown(self, exposure: str) -> list[tuple[str, str, str, int]]:
+        """What each site's status says of the whole job, once load balancers and gateways have
+        done their part for what there is by now."""
+        for site in self.sites:
+            if exposure == "LoadBalancer":
+                balance(site)
+            if self.operators_come_in[site.name].first == PORT:
+                self.gateways[site.name].take_up()
+        return [_shown(kubectl) for kubectl in self.jobs]
+
+    def check_rights(self) -> None:
+        """Nothing that an operator asked for was refused."""
+        account = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
+        for site in self.sites:
+            assert refused(asked_by(account, site.control_plane.audit_log)) == [], site.name
 
 
 @pytest.fixture(scope="module")
-def sites(testbed_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]]:
-    """Two separate sites that trust each other, with this tree's operators."""
+def two_sites(
+    testbed_possible: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoSites]:
+    """Both know the kinds of routes; their operators have made their authorities."""
     assert testbed_possible is None
     images = build_images()
-    values: dict[str, Any] = {
-        "images": {"pullPolicy": "Never"},
-        "federation": {"service": {"type": "NodePort", "nodePort": FEDERATION_PORT}},
-    }
+    values: dict[str, Any] = {"images": {"pullPolicy": "Never"}}
     for image in images:
         repository, _, tag = image.reference.partition(":")
         values["images"][image.target.value] = {"repository": repository, "tag": tag}
-    with Testbed.up(name=f"e{os.getpid()}", sites=2, nodes=1, flat=False) as made:
-        found = list(made.sites.values())
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda site: site.nodes[0].load_missing(images), found))
-        program = helm_program()
-        assert program is not None
-        helms = [Helm(program, tmp_path_factory.mktemp("helm"), site.kubectl) for site in found]
-        for site, helm in zip(found, helms, strict=True):
-            _install(helm, merged(values, {"site": {"name": site.name}}))
-        listed = {"sites": [_entry(site) for site in found]}
-        for site, helm in zip(found, helms, strict=True):
-            _install(helm, merged(values, listed, {"site": {"name": site.name}}))
+    with Testbed.up(name=f"e{os.getpid()}", sites=2, nodes=1, flat=False) as testbed:
+        made = TwoSites(testbed, values, tmp_path_factory.mktemp("sites"))
+
+        def prepare(site: Site) -> None:
+            (made.folder / site.name).mkdir()
+            site.nodes[0].load_missing(images)
+            route_kinds.install(site.kubectl)
             site.kubectl.run("create", "namespace", JOBS)
-        yield found
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(prepare, made.sites))
+        made.install({})
+        yield made
 
 
-def _install(helm: Helm, values: dict[str, Any]) -> None:
-    helm.run(
-        "upgrade", "--install", "dlion", str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        "--wait", "--timeout", "120s", values=values,
-    )  # fmt: skip
-
-
-def _entry(site: Site) -> dict[str, str]:
-    """What others are told of it."""
+def _bundle(site: Site) -> str:
     secret = replace(site.kubectl, namespace=NAMESPACE).get("secret", "dlion-authority")
-    return {
-        "name": site.name,
-        "address": f"{site.nodes[0].layout.address}:{FEDERATION_PORT}",
-        "bundle": base64.b64decode(secret["data"]["tls.crt"]).decode(),
-    }
+    return base64.b64decode(secret["data"]["tls.crt"]).decode()
 
 
-def _job(first: Site, second: Site) -> dict[str, Any]:
-    """Two workers and one."""
-    document = manifest({"small": 500}, workers=2, network={"exposure": "NodePort"})
-    alone = manifest({"small": 500})["spec"]["sites"]
-    document["spec"]["sites"][0]["name"], alone[0]["name"] = first.name, second.name
-    document["spec"]["sites"] += alone
+def _document(exposure: str, max_seconds: int) -> dict[str, Any]:
+    """Two workers at the first site, one at the second."""
+    document = manifest({"small": 500}, workers=2, network={"exposure": exposure})
+    (alone,) = manifest({"small": 500})["spec"]["sites"]
+    document["spec"]["sites"].append(alone | {"name": "site-b"})
+    document["spec"]["trainer"]["stop"] = {"maxSeconds": max_seconds}
     return document
 
 
 def _shown(kubectl: Kubectl) -> tuple[str, str, str, int]:
-    """What a site's status says of the whole job."""
     status = status_of(kubectl)
     connected = (status.get("links") or {}).get("connected", 0)
     return (
@@ -102,32 +231,76 @@ def _shown(kubectl: Kubectl) -> tuple[str, str, str, int]:
     )
 
 
-def _ports(kubectl: Kubectl) -> list[Any]:
-    chosen = "app.kubernetes.io/component=worker"
-    return list(kubectl.get("services", "-l", chosen)["items"])
+def _service_types(kubectl: Kubectl, *chosen: str) -> set[str]:
+    return {each["spec"]["type"] for each in kubectl.get("services", *chosen)["items"]}
 
 
-def test_two_separate_sites_train_by_ports_of_their_nodes(sites: list[Site]) -> None:
-    began_s = time.monotonic()
-    jobs = [replace(site.kubectl, namespace=JOBS) for site in sites]
-    for kubectl in jobs:
-        kubectl.apply(_job(*sites))
-    # A site tells of the links of its own workers.
-    training = [("Training", "2/2", "3/3", 4), ("Training", "2/2", "3/3", 2)]
-    eventually(
-        lambda: [_shown(kubectl) for kubectl in jobs] == training,
-        within_s=240,
-        what="both sites in both statuses",
-    )
-    print(f"trains after {time.monotonic() - began_s:.0f} s")
-    for kubectl in jobs:
-        names = {site["name"]: site["state"] for site in status_of(kubectl)["sites"]}
-        assert names == {site.name: "Ready" for site in sites}
-        assert {each["spec"]["type"] for each in _ports(kubectl)} == {"NodePort"}
-    for kubectl in jobs:
-        kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=240)
-    print(f"has ended after {time.monotonic() - began_s:.0f} s")
-    eventually(lambda: not any(_ports(kubectl) for kubectl in jobs), what="ports gone")
-    account = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
-    for site in sites:
-        assert refused(asked_by(account, site.control_plane.audit_log)) == [], site.name
+def _job() -> Job:
+    document = _document("Gateway", 1)
+    document["metadata"]["namespace"] = JOBS
+    return load_job(document).with_room_to_grow()
+
+
+@pytest.mark.slow
+def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
+    two_sites.federate()
+
+    def ports_of_nodes(site: Site) -> Opening:
+        return Opening(f"{site.nodes[0].layout.address}/32", *NODE_PORTS)
+
+    with two_sites.job("NodePort", ports_of_nodes, max_seconds=60):
+        for kubectl in two_sites.jobs:
+            assert _service_types(kubectl, *WORKERS) == {"NodePort"}
+        for kubectl in two_sites.jobs:
+            kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=240)
+        eventually(
+            lambda: not any(_service_types(kubectl, *WORKERS) for kubectl in two_sites.jobs),
+            what="ports gone",
+        )
+    two_sites.check_rights()
+
+
+@pytest.mark.slow
+def test_by_a_load_balancer(two_sites: TwoSites) -> None:
+    """All workers of a site share its address."""
+    two_sites.federate()
+
+    def ports_of_the_load_balancer(site: Site) -> Opening:
+        return Opening(f"{site.layout.load_balancer}/32", *NODE_PORTS)
+
+    with two_sites.job("LoadBalancer", ports_of_the_load_balancer):
+        for kubectl in two_sites.jobs:
+            assert _service_types(kubectl, *WORKERS) == {"LoadBalancer"}
+    two_sites.check_rights()
+
+
+def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
+    two_sites.federate_by_gateways()
+    job = _job()
+    with two_sites.job("Gateway", lambda site: two_sites.operators_come_in[site.name]):
+        for site, other in (two_sites.sites, two_sites.sites[::-1]):
+            assert _service_types(site.kubectl, "--all-namespaces") == {"ClusterIP"}
+            taken = two_sites.gateways[site.name].taken_bytes()
+            print(f"{site.name}: bytes that came in by name: {taken}")
+            for worker in job.workers():
+                if worker.site == site.name:
+                    assert taken[worker.dns_name(job.key)]
+                    assert taken[worker.measuring_dns_name(job.key)]
+            node = site.nodes[0].layout.address
+            assert open_ports(other.layout, node, range(1, 65536)) == {PORT}
+            assert not open_ports(other.layout, site.layout.address, [API_PORT])
+    two_sites.check_rights()
+
+
+@pytest.mark.slow
+def test_over_a_network_that_joins_the_pods(two_sites: TwoSites) -> None:
+    two_sites.federate()
+    two_sites.testbed.join_pods()
+
+    def ports_of_pods(site: Site) -> Opening:
+        return Opening(site.layout.pod_network, EXCHANGE_PORT, MEASURING_PORT)
+
+    with two_sites.job("PodNetwork", ports_of_pods):
+        for kubectl in two_sites.jobs:
+            assert not _service_types(kubectl, *WORKERS)
+    two_sites.check_rights()

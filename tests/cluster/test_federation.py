@@ -31,14 +31,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import CertificateSigningRequestBuilder, Name
 
+import route_kinds
 from dlion_api.cluster_names import TOKEN_AUDIENCE
-from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from loose_definitions import loose_definition
 from manifest_table import smallest
 from operator_process import OperatorProcess, free_ports
 from testbed.sites import Testbed
@@ -51,7 +50,11 @@ ROOT = Path(__file__).parents[2]
 SITES = ("plant-a", "plant-b")
 DRIFT_WITHIN_S = 10.0
 SERVICE_TYPES = {"NodePort": "NodePort", "LoadBalancer": "LoadBalancer", "Gateway": "ClusterIP"}
-TRAEFIK = loose_definition("traefik.io", "v1alpha1", "IngressRouteTCP", "ingressroutetcps")
+ROUTES: dict[str, dict[str, Any]] = {
+    "plant-a": {"route": "TLSRoute", "parent": {"name": "edge", "namespace": "gateways"}},
+    "plant-b": {"route": "IngressRouteTCP", "entryPoints": ["dlion"]},
+}
+"""What tells each site's gateway of workers."""
 
 
 def gateway_of(site: str) -> str:
@@ -120,7 +123,7 @@ class OperatedSite:
 
     def routes(self) -> list[dict[str, Any]]:
         """What tells its gateway of workers."""
-        return list(self.kubectl.get("ingressroutetcps")["items"])
+        return list(self.kubectl.get("tlsroutes,ingressroutetcps")["items"])
 
     def far_addresses(self, exposure: str, index: int) -> tuple[str, ...]:
         """Where other sites reach that worker of its group."""
@@ -194,19 +197,9 @@ def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
         found = dict(zip(SITES, (made.site(n).kubectl for n in ("site-a", "site-b")), strict=True))
         for kubectl in found.values():
             kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
-            kubectl.apply(TRAEFIK)
-            for plural in ("dlj", "ingressroutetcps"):
-                eventually(f"{plural} are served", partial(is_served, kubectl, plural))
+            route_kinds.install(kubectl)
+            eventually("DLionJobs are served", partial(kubectl.knows, "dlj"))
         yield found
-
-
-def is_served(kubectl: Kubectl, plural: str) -> bool:
-    """`kubectl wait` ends with an error where a CRD has no conditions yet."""
-    try:
-        kubectl.run("get", plural, "--all-namespaces")
-    except UnavailableError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -226,7 +219,7 @@ def sites(
             settings = {
                 "authority": {"secretName": f"authority-{namespace}"},
                 "federation": {"port": ports[name]},
-                "gateway": {"address": gateway_of(name), "route": "IngressRouteTCP"},
+                "gateway": {"address": gateway_of(name), **ROUTES[name]},
                 "sites": [
                     {
                         "name": other,
@@ -365,8 +358,8 @@ def test_other_sites_workers_are_known_by_what_leads_to_them(
         site.place_pods()
         if exposure == "LoadBalancer":
             site.balance()
-    if exposure == "Gateway":
-        eventually("and routes", lambda: [len(site.routes()) for site in sites] == [2, 1])
+    if exposure == "Gateway":  # a TLSRoute has one backend, an IngressRouteTCP of a worker two
+        eventually("and routes", lambda: [len(site.routes()) for site in sites] == [4, 1])
 
     namespace = sites[0].kubectl.namespace
     job = load_job({**exposed, "metadata": {"name": "digits", "namespace": namespace}})

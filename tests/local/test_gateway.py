@@ -3,8 +3,9 @@
 worker and port that it asks for and verifies its certificate; a name that the proxy was not told of
 leads nowhere.
 
-Exchanges, measuring services and the proxy are real, over loopback. Left out: who tells a gateway
-in a cluster (the operator: tests/unit/operator/test_exposure.py), workers that train.
+Exchanges, measuring services and the proxy are real, over loopback; what the proxy is told are the
+routes that an operator makes, of either kind. Left out: clusters and workers that train
+(tests/cluster/test_exposure.py).
 """
 
 from __future__ import annotations
@@ -14,30 +15,42 @@ from pathlib import Path
 
 import pytest
 
+from dlion_api import cluster_names as names
 from dlion_api.errors import UnavailableError
 from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import Rank, SiteName
+from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
 from dlion_operator.authority import Authority
+from dlion_operator.children import worker_routes
+from dlion_operator.settings import Gateway, Listener
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange import LinkUp
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
 from dlion_worker.sidecar.peer_caller import PeerCaller
-from haproxy import PROGRAM, gateways
+from haproxy import PROGRAM, gateways, leads
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials
 from manifest_table import smallest
 from operator_process import free_ports
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no haproxy here: `make testbed-setup`")
 WITHIN_S = 20.0
+GATEWAYS = {
+    PLANT_A: Gateway(address="plant-a.example:443", parent=Listener(name="edge")),
+    PLANT_B: Gateway(address="plant-b.example:443", route="IngressRouteTCP"),
+}
 
 
 @pytest.fixture(scope="module")
 def job() -> Job:
+    return job_named("digits")
+
+
+def job_named(name: str) -> Job:
     document = smallest()
+    document["metadata"]["name"] = name
     document["spec"]["sites"] = [
         {"name": site, "groups": [{"name": "small", "workers": 1}]} for site in (PLANT_A, PLANT_B)
     ]
@@ -61,6 +74,22 @@ def membership(job: Job, ports: dict[SiteName, int]) -> Membership:
     return Membership(1, job.key, len(members), tuple(members))
 
 
+def told(
+    job: Job, worker: WorkerIdentity, *, exchange: str = "", measuring: str = ""
+) -> dict[str, str]:
+    """What routes tell its site's gateway of that worker: the address behind each name.
+
+    A port without an address is one that nobody listens on.
+    """
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    behind = {names.EXCHANGE_PORT: exchange or nobody, names.MEASURING_PORT: measuring or nobody}
+    service = names.worker_service_name(job.key, worker.group, worker.index)
+    document = {"metadata": {"name": service, "uid": "u-1"}}
+    found = leads(worker_routes(job, worker, GATEWAYS[worker.site], document))
+    assert {backend.service for backend in found.values()} == {service}
+    return {name: behind[backend.port] for name, backend in found.items()}
+
+
 def ports_of_sites() -> dict[SiteName, int]:
     return dict(zip((PLANT_A, PLANT_B), free_ports(2), strict=True))
 
@@ -73,7 +102,7 @@ def test_workers_of_two_sites_exchange_through_one_port_of_each(
         Worker(who, proof, job=job.key, is_exposed=True)
         for who, proof in zip(job.workers(), proofs, strict=True)
     ]
-    known = {ports[w.who.site]: {w.who.dns_name(job.key): w.exchange.address} for w in workers}
+    known = {ports[w.who.site]: told(job, w.who, exchange=w.exchange.address) for w in workers}
     with gateways(tmp_path, known):
         for worker in workers:
             worker.exchange.set_members(membership(job, ports))
@@ -118,18 +147,14 @@ def test_sidecars_measure_each_other_through_the_same_port(
     job: Job, proofs: list[WorkerCredentials], tmp_path: Path
 ) -> None:
     async def measure() -> None:
-        ports, beside, servers, told = ports_of_sites(), [], [], {}
+        ports, beside, servers, known = ports_of_sites(), [], [], {}
         for who, proof in zip(job.workers(), proofs, strict=True):
             beside.append(Measured(who.rank))
             service = MeasuringService(job=job, rank=who.rank, worker=beside[-1], credentials=proof)
             servers.append(MeasuringServer(service, proof))
             port = await servers[-1].start("127.0.0.1", preferred_port=0)
-            # The trainer's name leads to a port that nobody listens on.
-            told[ports[who.site]] = {
-                who.measuring_dns_name(job.key): f"127.0.0.1:{port}",
-                who.dns_name(job.key): f"127.0.0.1:{free_ports(1)[0]}",
-            }
-        with gateways(tmp_path, told):
+            known[ports[who.site]] = told(job, who, measuring=f"127.0.0.1:{port}")
+        with gateways(tmp_path, known):
             await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=True)
             assert beside[0].peers == {1: 101.0}
             assert beside[1].peers == {0: 100.0}
@@ -181,7 +206,8 @@ def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
         service = MeasuringService(job=job, rank=Rank(1), worker=peer, credentials=proofs[1])
         server = MeasuringServer(service, proofs[1])
         port = await server.start("127.0.0.1", preferred_port=0)
-        other = {ports[PLANT_B]: {"m0.small.1.other.default.plant-b.dlion": f"127.0.0.1:{port}"}}
+        address, other_job = f"127.0.0.1:{port}", job_named("other")
+        other = {ports[PLANT_B]: told(other_job, other_job.worker(Rank(1)), measuring=address)}
         known = membership(job, ports)
         try:
             with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):

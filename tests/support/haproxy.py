@@ -1,26 +1,74 @@
-"""HAProxy before a site's workers: TLS goes through as it is, and leads by its server name."""
+"""HAProxy as the gateway before a site's workers: TLS goes through as it is, and leads by its
+server name to where TLSRoutes and IngressRouteTCPs say.
+
+Beside processes on this machine (`gateways`), or before a site of the testbed (`site_gateway`).
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROGRAM = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 _WITHIN_S = 10.0
+_MATCH = re.compile(r"HostSNI\(`([^`]+)`\)")
 _HEAD = """\
-global
-  maxconn 256
 defaults
   mode tcp
   timeout connect 5s
   timeout client 60s
   timeout server 60s
+  option contstats
 """
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A port of a Service, which a route leads to."""
+
+    namespace: str
+    service: str
+    port: int
+
+
+def leads(routes: Iterable[Mapping[str, Any]]) -> dict[str, Backend]:
+    """Where each server name leads by these TLSRoutes and IngressRouteTCPs, of one backend each."""
+    found = {}
+    for route in routes:
+        namespace, spec = route["metadata"]["namespace"], route["spec"]
+        if route["kind"] == "TLSRoute":
+            (rule,), (host,) = spec["rules"], spec["hostnames"]
+            told = [(host, rule["backendRefs"])]
+        else:
+            assert spec["tls"] == {"passthrough": True}
+            told = [(_host(each["match"]), each["services"]) for each in spec["routes"]]
+        for host, (backend,) in told:
+            found[host] = Backend(namespace, backend["name"], backend["port"])
+    return found
+
+
+def _host(match: str) -> str:
+    found = _MATCH.fullmatch(match)
+    assert found is not None, f"not understood: {match}"
+    return found[1]
+
+
+def configuration(gateways: Mapping[str, Mapping[str, str]], *, stats: Path | None = None) -> str:
+    """Of one process: for each `host:port` that it listens on, the address behind each name.
+
+    `stats`: a socket that tells what went through.
+    """
+    socket_line = f"  stats socket {stats}\n" if stats else ""
+    parts = [_gateway(address, names) for address, names in gateways.items()]
+    return "".join(["global\n  maxconn 256\n", socket_line, _HEAD, *parts])
 
 
 @contextmanager
@@ -28,7 +76,7 @@ def gateways(folder: Path, sites: Mapping[int, Mapping[str, str]]) -> Iterator[N
     """One on each port of 127.0.0.1; `sites` gives for each port the address behind each name."""
     assert PROGRAM is not None
     config = folder / "haproxy.cfg"
-    config.write_text(_HEAD + "".join(_site(port, names) for port, names in sites.items()))
+    config.write_text(configuration({f"127.0.0.1:{port}": sites[port] for port in sites}))
     process = subprocess.Popen([PROGRAM, "-db", "-f", str(config)])
     try:
         deadline_s = time.monotonic() + _WITHIN_S
@@ -42,17 +90,17 @@ def gateways(folder: Path, sites: Mapping[int, Mapping[str, str]]) -> Iterator[N
         process.wait(_WITHIN_S)
 
 
-def _site(port: int, names: Mapping[str, str]) -> str:
+def _gateway(address: str, names: Mapping[str, str]) -> str:
     lines = [
-        f"frontend site-{port}",
-        f"  bind 127.0.0.1:{port}",
+        f"frontend {address}",
+        f"  bind {address}",
         "  tcp-request inspect-delay 5s",
         "  tcp-request content accept if { req.ssl_hello_type 1 }",
         "  tcp-request content reject",
         *(f"  use_backend {name} if {{ req.ssl_sni -i {name} }}" for name in names),
     ]
-    for name, address in names.items():
-        lines += [f"backend {name}", f"  server worker {address}"]
+    for name, server in names.items():
+        lines += [f"backend {name}", f"  server worker {server}"]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import cert_manager
+import route_kinds
 from dlion_api.errors import DLionError
 from gitops import judge
 from testbed import binaries, removal
@@ -204,6 +205,7 @@ def build() -> None:
     click.echo(binaries.build().folder)
     click.echo(judge.build().parent)
     click.echo(cert_manager.build())
+    click.echo(route_kinds.build())
 
 
 def _set_cut(found: Testbed, what: str, other: str | None, *, cut_it: bool) -> None:

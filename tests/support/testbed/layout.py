@@ -90,6 +90,11 @@ class SiteLayout:
         return f"10.{self.testbed.base_octet}.0.{self.number}"
 
     @property
+    def load_balancer(self) -> str:
+        """The one that all Services share which have a load balancer."""
+        return f"10.{self.octet}.0.200"
+
+    @property
     def machine_network(self) -> str:
         """Control plane and nodes."""
         return f"10.{self.octet}.0.0/24"

@@ -122,7 +122,7 @@ class Wires:
         for node in site.nodes:
             _make_node(node)
         if not layout.flat:  # the world outside knows no pods: they leave under the router's name
-            _masquerade(site)
+            _source_nat(site, "--append", jump="MASQUERADE")
 
     def shape(self, site: SiteLayout) -> None:
         """Put the rates and cuts of one site in force; connections stay as they are.
@@ -151,6 +151,17 @@ class Wires:
             )
             tree.start([Pipe(frozenset(others), rate)])
             tree.set_cuts(cut)
+
+    def join_pods(self) -> None:
+        """Lead pods of separate sites to each other, under their own addresses."""
+        for site in self._layout.sites:
+            others = [other for other in self._layout.sites if other != site]
+            run_batch("ip", site.netns, [
+                f"route replace {other.pod_network} via {other.wan_address} dev eth0"
+                for other in others
+            ])  # fmt: skip
+            for other in others:
+                _source_nat(site, "--insert", "--destination", other.pod_network, jump="ACCEPT")
 
     def plug(self, node: NodeLayout) -> None:
         """Put the node's cable in, or take it out, as `Rates.cut_nodes` says."""
@@ -199,9 +210,10 @@ def _forward() -> None:
         bridged.write_text("1")
 
 
-def _masquerade(site: SiteLayout) -> None:
+def _source_nat(site: SiteLayout, change: str, *where: str, jump: str) -> None:
+    """What becomes of the addresses of pods that call out of the site."""
     run_tool(
-        "nsenter", f"--net=/run/netns/{site.netns}", "iptables", "--table", "nat", "--append",
-        "POSTROUTING", "--source", site.pod_network, "--out-interface", "eth0", "--jump",
-        "MASQUERADE",
+        "nsenter", f"--net=/run/netns/{site.netns}", "iptables", "--table", "nat", change,
+        "POSTROUTING", "--source", site.pod_network, "--out-interface", "eth0", *where,
+        "--jump", jump,
     )  # fmt: skip

@@ -218,6 +218,10 @@ class Testbed:
         self._state.save()
         self._wires.shape(layout)
 
+    def join_pods(self) -> None:
+        """Let pods of separate sites reach each other, as a network that joins clusters does."""
+        self._wires.join_pods()
+
     def cut(self, first: str, second: str) -> None:
         """Let nothing pass between two sites, in either direction."""
         self._set_cut(first, second, cut=True)
