@@ -1,0 +1,295 @@
+"""Calls to the ports of `hostile_scene`, each with one thing wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from dlion_api.names import KeeperIdentity, OperatorIdentity
+from dlion_api.wire import coordination_pb2, coordination_pb2_grpc, measuring_pb2
+from dlion_api.wire import keeping_pb2 as keeping
+from dlion_api.wire.exchange_pb2 import Frame, Hello
+from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_operator.federation.messages import greeting
+from dlion_worker.credentials import WorkerKey
+from dlion_worker.exchange.framing import PROTOCOL
+from dlion_worker.keeper.service import SERVICE as KEEPING
+from dlion_worker.keeping.places import checkpoint_path
+from hostile_proofs import OF_WORKER, Prove, of_operator, rightful
+from hostile_scene import (
+    INCARNATION,
+    A,
+    B,
+    Ended,
+    Scene,
+    channel,
+    ended,
+    until,
+    wire_worker,
+)
+from podless_jobs import workers
+
+CALL_S = 15.0
+
+Act = Callable[[Scene], Ended]
+
+
+# ---- exchange and measuring ----------------------------------------------------------------------
+
+
+def hello(at: Scene, **changes: Any) -> bytes:
+    """Of plant-b's worker."""
+    fields = {"run": str(at.job), "rank": at.worker(B).rank, "incarnation": INCARNATION}
+    said = Hello(**{**fields, "protocol": PROTOCOL, "epoch": 1, **changes})
+    return Frame(hello=said).SerializeToString()
+
+
+def link(
+    prove: Prove = rightful, frames: Callable[[Scene], list[bytes]] = lambda at: [hello(at)]
+) -> Act:
+    """A stream to the trainer with these frames."""
+
+    def act(at: Scene) -> Ended:
+        root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
+        with channel(at.address_of("exchange"), root, name, prove(at)) as made:
+            method = made.stream_stream("/dlion.v1alpha1.Exchange/Link")
+            return _streamed(method, frames(at))
+
+    return act
+
+
+def greeted(**changes: Any) -> Callable[[Scene], list[bytes]]:
+    """A hello with one thing wrong."""
+    return lambda at: [hello(at, **changes)]
+
+
+def share(prove: Prove = rightful, **changes: Any) -> Act:
+    """A capacity for the sidecar."""
+
+    def act(at: Scene) -> Ended:
+        root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
+        said = {"run": str(at.job), "rank": at.worker(B).rank, "source": "Rate", **changes}
+        message = measuring_pb2.CapacityShare(**said).SerializeToString()
+        with channel(at.address_of("measuring"), root, name, prove(at)) as made:
+            method = made.unary_unary("/dlion.v1alpha1.Measuring/Share")
+            return ended(lambda: method(message, timeout=CALL_S))
+
+    return act
+
+
+def _streamed(method: Callable[..., Any], messages: list[bytes]) -> Ended:
+    """How a call with these messages ends, by whoever serves: afterwards there is silence."""
+    with _held(messages) as requests:
+        return ended(lambda: method(requests, timeout=CALL_S))
+
+
+@contextlib.contextmanager
+def _held(messages: list[bytes]) -> Iterator[Iterator[bytes]]:
+    """Those messages, and no end before the context's."""
+    over = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        yield from messages
+        over.wait()
+
+    try:
+        yield requests()
+    finally:
+        over.set()
+
+
+def acknowledged(at: Scene) -> bytes:
+    """What the trainer answers plant-b's rightful worker first."""
+    root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
+    with (
+        channel(at.address_of("exchange"), root, name, rightful(at)) as made,
+        _held([hello(at)]) as requests,
+    ):
+        method = made.stream_stream("/dlion.v1alpha1.Exchange/Link")
+        answer: bytes = next(iter(method(requests, timeout=CALL_S)))
+        return answer
+
+
+def plain(port: str) -> Act:
+    """HTTP/2 without TLS."""
+
+    def act(at: Scene) -> Ended:
+        with channel(at.address_of(port), None, "") as made:
+            return ended(lambda: made.unary_unary("/any")(b"", timeout=CALL_S))
+
+    return act
+
+
+def old_tls(port: str) -> Act:
+    """TLS 1.2, and no certificate."""
+
+    def act(at: Scene) -> Ended:
+        context = _careless()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        return _raw(at.address_of(port), context, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+
+    return act
+
+
+def garbage(port: str) -> Act:
+    """No HTTP/2 after a good handshake."""
+
+    def act(at: Scene) -> Ended:
+        context, proof = _careless(), rightful(at)
+        context.set_alpn_protocols(["h2"])
+        file = at.pods.folder / "garbage.pem"
+        file.write_bytes(proof.key_pem + proof.chain_pem)
+        context.load_cert_chain(file)
+        return _raw(at.address_of(port), context, b"\xff" * 4096)
+
+    return act
+
+
+def _careless() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _raw(address: str, context: ssl.SSLContext, content: bytes) -> Ended:
+    """Whether the other side closes."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), CALL_S) as it:
+        it.settimeout(CALL_S)
+        with context.wrap_socket(it) as secured:
+            secured.sendall(content)
+            try:
+                while secured.recv(65536):
+                    pass
+            except TimeoutError:
+                return Ended(grpc.StatusCode.OK, words="it was never closed")
+    return Ended(grpc.StatusCode.UNAVAILABLE)
+
+
+# ---- coordinator ---------------------------------------------------------------------------------
+
+
+def sign(
+    token: Callable[[Scene], str] = lambda at: at.token(0),
+    csr: Callable[[], bytes] = lambda: WorkerKey().csr_pem(),
+    *,
+    run: Callable[[Scene], str] = lambda at: str(at.job),
+    worker: Callable[[Scene], coordination_pb2.Worker] = lambda at: wire_worker(at.victim),
+    role: str = "trainer",
+) -> Act:
+    """A request for a certificate in the name of plant-a's worker 0."""
+
+    def act(at: Scene) -> Ended:
+        request = coordination_pb2.SignRequest(
+            token=token(at), run=run(at), worker=worker(at), role=role, csr_pem=csr()
+        )
+        return at_coordinator(at, lambda stub: stub.Sign(request, timeout=CALL_S))
+
+    return act
+
+
+def sign_for_a_deleted_pod(at: Scene) -> Ended:
+    """Plant-a's worker 1 with a token that was good until its pod went, and another one came."""
+    worker, old = at.worker(A, 1), at.tokens.pop("1")
+
+    def with_token(token: str) -> Ended:
+        return sign(lambda _: token, worker=lambda _: wire_worker(worker))(at)
+
+    assert with_token(old).code is grpc.StatusCode.OK
+    at.kubectl.run("delete", "pod", at.pods.pod_of(worker)["name"])
+    until(lambda: len(workers(at.kubectl, at.job.name)) == 2, "the Job has made another pod")
+    until(lambda: with_token(at.token(1)).code is grpc.StatusCode.OK, "the operator knows it")
+    return with_token(old)
+
+
+def join(**changes: Any) -> Act:
+    """Joins as plant-a's worker 1, which has joined."""
+
+    def act(at: Scene) -> Ended:
+        worker = at.worker(A, 1)
+        fields = {"incarnation": INCARNATION, "spec_hash": at.pods.job.hash(), **changes}
+        request = coordination_pb2.JoinRequest(
+            token=at.token(1), run=str(at.job), worker=wire_worker(worker), **fields
+        )
+        return at_coordinator(at, lambda stub: stub.Join(request, timeout=CALL_S))
+
+    return act
+
+
+def at_coordinator(at: Scene, call: Callable[[Any], Any]) -> Ended:
+    """How that call ended there."""
+    root = at.authorities[A].bundle_pem
+    with channel(at.address_of("coordinator"), root, COORDINATOR_DNS_NAME) as made:
+        stub = coordination_pb2_grpc.CoordinationStub(made)  # type: ignore[no-untyped-call]
+        return ended(lambda: call(stub))
+
+
+OTHER = "another"
+
+
+def other_run(at: Scene) -> str:
+    return str(replace(at.job, run_id=OTHER))
+
+
+def other_job(at: Scene) -> str:
+    return str(replace(at.job, name=OTHER))
+
+
+def other_namespace(at: Scene) -> str:
+    return str(replace(at.job, namespace=OTHER))
+
+
+# ---- keeper --------------------------------------------------------------------------------------
+
+
+def put(prove: Prove = OF_WORKER, **changes: Callable[[Scene], Any]) -> Act:
+    """Brings the keeper a checkpoint of plant-a's worker 0."""
+
+    def act(at: Scene) -> Ended:
+        root, name = at.authorities[A].bundle_pem, KeeperIdentity(A).dns_name(at.job)
+        fields: dict[str, Any] = {
+            "run": str(at.job),
+            "worker": wire_worker(at.victim),
+            "path": checkpoint_path(at.victim.rank),
+            "total_bytes": 1,
+            "incarnation": INCARNATION,
+            **{key: make(at) for key, make in changes.items()},
+        }
+        first = keeping.PutChunk(start=keeping.PutStart(**fields)).SerializeToString()
+        with channel(at.address_of("keeper"), root, name, prove(at)) as made:
+            method = made.stream_unary(f"/{KEEPING}/Put")
+            return _streamed(method, [first])
+
+    return act
+
+
+# ---- federation ----------------------------------------------------------------------------------
+
+
+def tell(
+    prove: Prove = of_operator,
+    messages: Callable[[Scene], list[bytes]] = lambda _: [greeting(B, A).SerializeToString()],
+) -> Act:
+    """A stream to plant-a's operator."""
+
+    def act(at: Scene) -> Ended:
+        root, name = at.authorities[A].bundle_pem, OperatorIdentity(A).dns_name
+        with channel(at.address_of("federation"), root, name, prove(at)) as made:
+            method = made.stream_stream("/dlion.v1alpha1.Federation/Tell")
+            return _streamed(method, messages(at))
+
+    return act
+
+
+def says(*messages: bytes) -> Callable[[Scene], list[bytes]]:
+    return lambda _: list(messages)
+
+
+GREETING = greeting(B, A).SerializeToString()

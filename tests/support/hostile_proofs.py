@@ -1,0 +1,190 @@
+"""What hostile and mistaken callers show: certificates, tokens, signing requests."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import jwt
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from dlion_api.cluster_names import TOKEN_AUDIENCE
+from dlion_api.names import KeeperIdentity, SiteName
+from dlion_operator.authority import Authority
+from dlion_operator.issuing import Issuer, pem
+from dlion_operator.pod_tokens import wanted_labels
+from dlion_worker.credentials import WorkerKey
+from hostile_scene import (
+    A,
+    B,
+    Proof,
+    Scene,
+    of_worker,
+)
+
+Prove = Callable[[Scene], Proof | None]
+
+
+def rightful(at: Scene) -> Proof:
+    """Of plant-b's worker."""
+    return of_worker(at.authorities[B], at.worker(B), at.job)
+
+
+def of_nobody(_: Scene) -> None:
+    return None
+
+
+def foreign(at: Scene) -> Proof:
+    """An authority that calls itself plant-b's."""
+    return of_worker(Authority(B), at.worker(B), at.job)
+
+
+def of_site_a(at: Scene) -> Proof:
+    """Plant-a's good authority signs for plant-b's worker."""
+    return of_worker(at.authorities[A], at.worker(B), at.job)
+
+
+def dated(days: float, at: Scene) -> Proof:
+    """Signed so many days from now."""
+    now = datetime.now(UTC) + timedelta(days=days)
+    return of_worker(at.authorities[B], at.worker(B), at.job, now=now)
+
+
+def of_run(at: Scene, **changes: str) -> Proof:
+    """Of the same worker in another run, job or namespace."""
+    return of_worker(at.authorities[B], at.worker(B), replace(at.job, **changes))
+
+
+def of_operator(at: Scene) -> Proof:
+    """Of plant-b's operator."""
+    made = at.authorities[B].operator_identity()
+    return Proof(made.key_pem, made.certificate_chain_pem)
+
+
+def of_keeper(site: SiteName, at: Scene) -> Proof:
+    """Of that site's keeper."""
+    return of_worker(at.authorities[site], KeeperIdentity(site), at.job)
+
+
+def for_one_use(use: x509.ObjectIdentifier, at: Scene) -> Proof:
+    """Plant-b's worker's names, for a server or a client alone."""
+    kept, key, worker = at.authorities[B].to_keep(), WorkerKey(), at.worker(B)
+    signing: Any = serialization.load_pem_private_key(kept.key_pem, password=None)
+    issuer = Issuer(signing, x509.load_pem_x509_certificate(kept.certificate_pem))
+    public: Any = x509.load_pem_x509_csr(key.csr_pem()).public_key()
+    made = [
+        x509.UniformResourceIdentifier(worker.spiffe_id(at.job)),
+        x509.DNSName(worker.dns_name(at.job)),
+    ]
+    return Proof(key.pem(), pem(issuer.issue(public, made, [use], datetime.now(UTC))))
+
+
+CLIENT_ONLY = partial(for_one_use, ExtendedKeyUsageOID.CLIENT_AUTH)
+SERVER_ONLY = partial(for_one_use, ExtendedKeyUsageOID.SERVER_AUTH)
+EXPIRED, EARLY = partial(dated, -2), partial(dated, 1)
+
+
+def of_a(index: int) -> Prove:
+    """Of plant-a's worker of that index."""
+    return lambda at: of_worker(at.authorities[A], at.worker(A, index), at.job)
+
+
+OF_WORKER, OF_NEXT = of_a(0), of_a(1)
+
+
+def operator_of_b_by_a(at: Scene) -> Proof:
+    """Plant-a's good authority signs for plant-b's operator."""
+    authority = Authority(A, kept=at.authorities[A].to_keep())
+    authority.site = B
+    made = authority.operator_identity()
+    return Proof(made.key_pem, made.certificate_chain_pem)
+
+
+def foreign_operator(_: Scene) -> Proof:
+    made = Authority(B).operator_identity()
+    return Proof(made.key_pem, made.certificate_chain_pem)
+
+
+def expired_operator(at: Scene) -> Proof:
+    made = at.authorities[B].operator_identity(now=datetime.now(UTC) - timedelta(days=2))
+    return Proof(made.key_pem, made.certificate_chain_pem)
+
+
+def token_for(audience: str, at: Scene) -> str:
+    """The right pod's, for somebody else."""
+    pod = at.pods.pod_of(at.victim)
+    return _made(at, "default", "--bound-object-kind=Pod", f"--bound-object-name={pod['name']}",
+                 audience=audience)  # fmt: skip
+
+
+def token_of_no_pod(at: Scene) -> str:
+    return _made(at, "default")
+
+
+def token_of_another_account(at: Scene) -> str:
+    with contextlib.suppress(Exception):
+        at.kubectl.run("create", "serviceaccount", "somebody")
+    return _made(at, "somebody")
+
+
+def token_of_another_namespace(at: Scene) -> str:
+    """Of a pod with the same labels."""
+    elsewhere = replace(at.kubectl, namespace=f"{at.kubectl.namespace}-other")
+    at.kubectl.run("create", "namespace", elsewhere.namespace)
+    elsewhere.run("create", "serviceaccount", "worker")
+    labels = wanted_labels(at.victim, at.job)
+    elsewhere.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "same", "labels": labels},
+            "spec": {
+                "serviceAccountName": "worker",
+                "containers": [{"name": "c", "image": "none"}],
+            },
+        }
+    )
+    pod = ("--bound-object-kind=Pod", "--bound-object-name=same")
+    return _made(replace(at, kubectl=elsewhere), "worker", *pod)
+
+
+def forged_token(algorithm: str, at: Scene) -> str:
+    """What the right token says, signed by whoever."""
+    right = at.token(0)
+    said = jwt.decode(right, options={"verify_signature": False})
+    headers = {"kid": jwt.get_unverified_header(right)["kid"]}
+    if algorithm == "none":
+        return jwt.encode(said, "", algorithm="none", headers=headers)
+    return jwt.encode(said, WorkerKey().pem(), algorithm=algorithm, headers=headers)
+
+
+def _made(at: Scene, account: str, *bound: str, audience: str = TOKEN_AUDIENCE) -> str:
+    return at.kubectl.run("create", "token", account, f"--audience={audience}", *bound).strip()
+
+
+def rsa_csr() -> bytes:
+    return _csr(rsa.generate_private_key(65537, 2048))
+
+
+def tampered_csr() -> bytes:
+    """Its signature is of another request."""
+    der = bytearray(base64.b64decode("".join(_csr(_ec()).decode().splitlines()[1:-1])))
+    der[-1] ^= 1
+    return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
+
+
+def _ec() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _csr(key: Any) -> bytes:
+    request = x509.CertificateSigningRequestBuilder(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM)

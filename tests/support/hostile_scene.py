@@ -1,0 +1,340 @@
+"""A run of two sites to attack: at plant-a an operator, a trainer with its sidecar and a keeper,
+all as processes beside a real API server; plant-b is the test's own, its authority too.
+
+The run waits for workers that never come: what is refused then has to be told all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from cluster_pods import ClusterPods
+from dlion_api import cluster_names as names
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import REASON_KEY
+from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
+from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_operator.authority import Authority, KeptAuthority
+from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.issuing import Issuer
+from dlion_worker.credentials import WorkerKey
+from federated import FederatedSite
+from local_run import job_document
+from operator_process import OperatorProcess, free_ports
+from podless_jobs import workers
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+NAME = "test"
+INCARNATION = 5
+"""Of plant-b's worker, as its operator says."""
+WITHIN_S = 20.0
+NOWHERE = "127.0.0.1:9"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A key and its certificate chain, PEM."""
+
+    key_pem: bytes
+    chain_pem: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended: its status, the reason in its trailing metadata, and words."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    words: str = ""
+
+
+def of_worker(
+    authority: Authority,
+    who: WorkerIdentity | KeeperIdentity,
+    job: JobKey,
+    *,
+    now: datetime | None = None,
+) -> Proof:
+    """As that authority signs it, whichever site it is of."""
+    key = WorkerKey()
+    kept = authority.to_keep()
+    signing = serialization.load_pem_private_key(kept.key_pem, password=None)
+    certificate = x509.load_pem_x509_certificate(kept.certificate_pem)
+    issuer = Issuer(signing, certificate)  # type: ignore[arg-type]  # EC, as the authority has it
+    return Proof(key.pem(), issuer.sign(key.csr_pem(), who, job, site=who.site, now=now))
+
+
+class Neighbour:
+    """Plant-b's operator, as far as plant-a's meets it, in a thread."""
+
+    def __init__(self, site: FederatedSite, other: FederatedSite) -> None:
+        self.site = site
+        self._other = other
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="neighbour")
+        self._thread.start()
+
+    def start(self) -> None:
+        """Tells and hears plant-a."""
+        self._do(self.site.start(self._other))
+
+    def stop(self) -> None:
+        """Frees its port."""
+        if self.site.node is not None:
+            self._do(self.site.node.close())
+            self.site.node = None
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, what: Any) -> None:
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+
+
+@dataclass
+class Scene:
+    """All that there is."""
+
+    kubectl: Kubectl
+    operator: OperatorProcess
+    federation_port: int
+    neighbour: Neighbour
+    pods: ClusterPods
+    authorities: dict[SiteName, Authority]
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    # ---- who there is ----------------------------------------------------------------------------
+
+    @property
+    def job(self) -> JobKey:
+        """The run."""
+        return self.pods.job.key
+
+    def worker(self, site: SiteName, index: int = 0) -> WorkerIdentity:
+        """Of the run. Plant-a's 0 is the one that is attacked, its 1 has joined and is away."""
+        found = self.pods.job.workers()
+        return next(each for each in found if (each.site, each.index) == (site, index))
+
+    @property
+    def victim(self) -> WorkerIdentity:
+        """The worker whose trainer and sidecar run."""
+        return self.worker(A)
+
+    def address_of(self, server: str) -> str:
+        """Where that one of plant-a's servers is: as the matrix calls them, or `metrics`."""
+        worker, keeper = (self.pods.address(host) for host in (1 + self.victim.rank, 101))
+        return {
+            "exchange": f"{worker}:{names.EXCHANGE_PORT}",
+            "measuring": f"{worker}:{names.MEASURING_PORT}",
+            "metrics": f"{worker}:{names.METRICS_PORT}",
+            "keeper": f"{keeper}:{names.KEEPER_PORT}",
+            "coordinator": self.operator.coordinator_address,
+            "federation": f"127.0.0.1:{self.federation_port}",
+        }[server]
+
+    def token(self, index: int) -> str:
+        """Of the pod of plant-a's worker of that index, made once."""
+        if str(index) not in self.tokens:
+            self.tokens[str(index)] = self.pods.token_of(self.worker(A, index))
+        return self.tokens[str(index)]
+
+    # ---- what plant-b says -----------------------------------------------------------------------
+
+    def say(self, exchange: str, measuring: str = NOWHERE) -> None:
+        """Plant-b's operator says that its worker is there."""
+        worker = self.worker(B)
+        member = Member(worker, INCARNATION, MemberState.READY, exchange, measuring)
+        told = SiteWorkers((worker,), (member,), settled=True)
+        report = RunReport(SpecPrint.of(self.pods.job), told, Figures())
+        self.neighbour.site.said = {self.job: report}
+
+    # ---- what is told ----------------------------------------------------------------------------
+
+    def sidecar_metric(self, name: str) -> float:
+        """As `OperatorProcess.metric`, of the sidecar."""
+        url = f"http://{self.address_of('metrics')}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text = answer.read().decode()
+        lines = re.findall(rf"^{re.escape(name)}(.*) (.+)$", text, flags=re.MULTILINE)
+        return sum(float(value) for _, value in lines)
+
+    def peer_refusals(self, port: str, side: str, reason: str) -> float:
+        """`dlion_peer_refusals_total` of those labels."""
+        labels = f'job="{NAME}",namespace="{self.kubectl.namespace}",port="{port}"'
+        place = f'{labels},reason="{reason}",side="{side}",site="{A}"'
+        return self.sidecar_metric(f"dlion_peer_refusals_total{{{place}}}")
+
+    def records(self) -> list[str]:
+        """Messages of the run's events `MessageRefused`, as its keeper has them."""
+        return [event.message for event in self.pods.events("MessageRefused")]
+
+    def events(self, reason: str) -> list[str]:
+        """Messages of the job's Kubernetes events of that reason."""
+        found = self.kubectl.get("events")["items"]
+        return [
+            str(each["message"])
+            for each in found
+            if each["reason"] == reason and each["involvedObject"]["name"] == NAME
+        ]
+
+    def status_of_b(self) -> str:
+        """What plant-a says of plant-b."""
+        sites = (self.kubectl.get("dlj", NAME).get("status") or {}).get("sites") or ()
+        return next((str(each.get("message", "")) for each in sites if each["name"] == B), "")
+
+
+def until(look: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
+    """What `look` yields once it is true."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def channel(
+    address: str, root_pem: bytes | None, name: str, proof: Proof | None = None
+) -> Iterator[grpc.Channel]:
+    """A channel as honest callers have it; without `root_pem` in plain text."""
+    options: list[tuple[str, Any]] = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if root_pem is None:
+        made = grpc.insecure_channel(address, options)
+    else:
+        key, chain = (proof.key_pem, proof.chain_pem) if proof else (None, None)
+        credentials = grpc.ssl_channel_credentials(root_pem, key, chain)
+        options.append(("grpc.ssl_target_name_override", name))
+        made = grpc.secure_channel(address, credentials, options)
+    with made:
+        yield made
+
+
+def ended(call: Callable[[], Any]) -> Ended:
+    """How that call ended; what it yields is read to its end."""
+    try:
+        answer = call()
+        if hasattr(answer, "__next__"):
+            for _ in answer:
+                pass
+    except grpc.RpcError as error:
+        call_ended: Any = error  # it is a grpc.Call as well
+        metadata = dict(call_ended.trailing_metadata() or ())
+        words = call_ended.details() or ""
+        return Ended(call_ended.code(), str(metadata.get(REASON_KEY, "")), words)
+    return Ended(grpc.StatusCode.OK)
+
+
+@contextmanager
+def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
+    """The run, once its trainer has heard of plant-b's worker."""
+    port, port_b = free_ports(2)
+    secret = f"authority-{kubectl.namespace}"
+    settings = {
+        "authority": {"secretName": secret},
+        "federation": {"port": port},
+        "sites": [
+            {
+                "name": str(B),
+                "address": f"127.0.0.1:{port_b}",
+                "bundleFile": str(folder / f"{B}.pem"),
+            }
+        ],
+    }
+    operator = OperatorProcess(
+        folder, kubectl.kubeconfig, namespaces=(kubectl.namespace,), settings=settings
+    )
+    with contextlib.ExitStack() as stack:
+        b = FederatedSite(B, folder, port_b, Authority(B))
+        b.bundle_file.write_bytes(b.authority.bundle_pem)
+        stack.enter_context(operator)
+        a = FederatedSite(A, folder, port, _authority(kubectl, secret))
+        a.bundle_file.write_bytes(a.authority.bundle_pem)
+        kubectl.apply(job_document({A: 2, B: 1}, trainer={"stop": {"maxSteps": 10**6}}))
+        until(lambda: len(workers(kubectl, NAME)) == 2, "the workers' pods", 60)
+        keepers = "app.kubernetes.io/component=keeper"
+        until(lambda: kubectl.get("pods", "-l", keepers)["items"], "the keeper's pod")
+        pods = ClusterPods(folder, kubectl.get("dlj", NAME), kubectl, subnet=47)
+        stack.callback(pods.close)
+        neighbour = Neighbour(b, a)
+        stack.callback(neighbour.close)
+        authorities = {A: a.authority, B: b.authority}
+        made = Scene(kubectl, operator, port, neighbour, pods, authorities)
+        made.say(NOWHERE)
+        neighbour.start()
+        pods.start_keeper()
+        pods.start_worker(made.victim.rank)
+        stack.enter_context(_joined(made, made.worker(A, 1)))
+        until(lambda: _is_known(made), f"the trainer serves and knows all\n{pods.story()}", 120)
+        yield made
+
+
+def _authority(kubectl: Kubectl, secret: str) -> Authority:
+    """Plant-a's own, as its operator keeps it."""
+    data = replace(kubectl, namespace="default").get("secret", secret)["data"]
+    key, certificate = (base64.b64decode(data[name]) for name in ("tls.key", "tls.crt"))
+    return Authority(A, kept=KeptAuthority(key, certificate))
+
+
+@contextmanager
+def _joined(at: Scene, worker: WorkerIdentity) -> Iterator[None]:
+    """That worker of plant-a has joined, as its pod would; it is not to be reached."""
+    root = at.authorities[A].bundle_pem
+    with channel(at.address_of("coordinator"), root, COORDINATOR_DNS_NAME) as made:
+        stub = coordination_pb2_grpc.CoordinationStub(made)  # type: ignore[no-untyped-call]
+        request = coordination_pb2.JoinRequest(
+            token=at.token(worker.index),
+            run=str(at.job),
+            worker=wire_worker(worker),
+            incarnation=INCARNATION,
+            exchange_address=NOWHERE,
+            measuring_address=NOWHERE,
+            spec_hash=at.pods.job.hash(),
+        )
+        updates = stub.Join(request)
+        next(iter(updates))
+        yield
+
+
+def _is_known(at: Scene) -> bool:
+    """Whether the trainer has heard of both others, and its sidecar of the trainer."""
+    kept = at.pods.root(f"w{at.victim.rank}") / "var/lib/dlion/worker/membership.json"
+    said = kept.read_text() if kept.exists() else ""
+    return said.count(NOWHERE) >= 4 and at.sidecar_metric("dlion_trainer_connected_count") == 1
+
+
+def wire_worker(worker: WorkerIdentity, **changes: Any) -> coordination_pb2.Worker:
+    """As the wire spells it."""
+    fields = {"rank": worker.rank, "site": worker.site, "group": worker.group}
+    return coordination_pb2.Worker(**{**fields, "index": worker.index, **changes})
+
+
+def other_rank(worker: WorkerIdentity) -> Rank:
+    """One that no worker of the run has."""
+    return Rank(worker.rank + 70)
