@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import cert_manager
+import flux
 import route_kinds
 from dlion_api.errors import DLionError
 from gitops import judge
@@ -206,6 +207,12 @@ def build() -> None:
     click.echo(judge.build().parent)
     click.echo(cert_manager.build())
     click.echo(route_kinds.build())
+
+
+@main.command("build-flux")
+def build_flux() -> None:
+    """Build Flux' controllers into the cache, if they are not there; print the folder."""
+    click.echo(flux.build())
 
 
 def _set_cut(found: Testbed, what: str, other: str | None, *, cut_it: bool) -> None:

@@ -107,6 +107,12 @@ class Node:
             if image.reference not in known:
                 self.load_image(image.archive)
 
+    def name_image(self, reference: str, name: str) -> None:
+        """Gives an image that it holds another name, too. Raises: UnavailableError."""
+        self.machine.run(
+            "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "tag", reference, name
+        )
+
     def images(self) -> list[str]:
         """References of the images it holds."""
         text = self.machine.run(

@@ -1,0 +1,149 @@
+"""Flux beside a real API server: its own definitions, and its own controllers as processes.
+
+The programs are built from the Go module in `flux_controllers/` once, into the testbed's cache
+(testbed.binaries), and their definitions are put beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from dlion_api.errors import UnavailableError
+from operator_process import free_ports
+from testbed.binaries import build_once, cache_folder, go, hash_of, source_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from testbed.kubectl import Kubectl
+
+MODULE = Path(__file__).with_name("flux_controllers")
+NAMESPACE = "flux-system"
+CONTROLLERS = ("source-controller", "kustomize-controller", "helm-controller")
+_START_TIMEOUT_S = 60.0
+
+
+def _folder() -> Path:
+    return cache_folder() / f"flux-{hash_of(MODULE)}"
+
+
+def built() -> Path | None:
+    """The folder with programs and definitions; None where they have to be built first."""
+    return _folder() if (_folder() / ".complete").exists() else None
+
+
+def build() -> Path:
+    """That folder, filled now if need be (minutes on two cores; then nothing).
+
+    Raises: UnavailableError with the end of what Go said.
+    """
+    build_once(_folder(), _make)
+    return _folder()
+
+
+def _make(folder: Path) -> None:
+    for name in CONTROLLERS:
+        package = f"github.com/fluxcd/{name}"
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            go("build", "-trimpath", "-ldflags", "-s -w", "-o", made, package, module=MODULE)
+            (Path(made) / name).rename(folder / name)
+        for path in (source_of(package, MODULE) / "config/crd/bases").glob("*.yaml"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def install(folder: Path, kubectl: Kubectl) -> None:
+    """Has the API server know its kinds, and its namespace; `folder` is what `build` yields."""
+    kubectl.run("create", "namespace", NAMESPACE)
+    for path in sorted(folder.glob("*.yaml")):
+        kubectl.run("apply", "--server-side", "-f", str(path))
+    kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+
+
+class Flux:
+    """Its controllers, on all of a cluster that knows its kinds; a context that ends them."""
+
+    def __init__(self, folder: Path, kubectl: Kubectl, work: Path) -> None:
+        """`folder` is what `build` yields; artifacts and logs are kept in `work`."""
+        self._folder, self._kubectl, self._work = folder, kubectl, work
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def check(self) -> None:
+        """Raises: UnavailableError with the end of the log of one that has ended."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise UnavailableError(f"{name} ended: {self._log(name).read_text()[-2000:]}")
+
+    def _start(self) -> None:
+        artifacts, *health = free_ports(1 + len(CONTROLLERS))
+        store = self._work / "artifacts"
+        store.mkdir()
+        more = {
+            "source-controller": [
+                f"--storage-path={store}",
+                f"--storage-addr=127.0.0.1:{artifacts}",
+                f"--storage-adv-addr=127.0.0.1:{artifacts}",
+            ]
+        }
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self._kubectl.kubeconfig),
+            "RUNTIME_NAMESPACE": NAMESPACE,
+            "TMPDIR": str(self._work),
+        }
+        for name, port in zip(CONTROLLERS, health, strict=True):
+            given = ["--metrics-addr=0", f"--health-addr=127.0.0.1:{port}", *more.get(name, ())]
+            with self._log(name).open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    [str(self._folder / name), *given], env=environment, stdout=log, stderr=log
+                )
+        for name, port in zip(CONTROLLERS, health, strict=True):
+            self._wait_for(name, port)
+
+    def _wait_for(self, name: str, port: int) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not _is_ready(port):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(f"{name}: {self._log(name).read_text()[-2000:]}")
+            time.sleep(0.1)
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self._work / f"{name}.log"
+
+
+def _is_ready(port: int) -> bool:
+    with (
+        contextlib.suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer,
+    ):
+        return bool(answer.status == 200)
+    return False
