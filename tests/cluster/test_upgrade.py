@@ -1,0 +1,179 @@
+"""A site's operator is upgraded, as docs/installing.md says, while a job of the site trains.
+
+Proves: with the chart of an earlier commit installed and its operator, its workers and its keeper
+running, `helm upgrade` to this chart and this operator in place of that one touch nothing of the
+job: the same Jobs and pods, no child made twice, no worker started again; the status says what it
+said before; its workers, of the earlier code, make each iteration once, to the end.
+With a definition that is not the release's (`crds.enabled=false`) it is applied first.
+Left out: nodes (operator, workers and keeper are processes with the accounts and tokens that their
+pods have; in a kubelet's place the test says that they have ended); images; several sites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program, merged, nested
+from cluster_pods import ClusterPods
+from earlier_tree import ROOT, EarlierTree
+from local_run import job_document
+from operator_process import Account, OperatorProcess
+from podless_jobs import KINDS, children, end_workers, state_of
+from trained_jobs import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.kubectl import Kubectl
+    from testbed.sites import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(300)]
+
+HOME, NAME = "ml", "test"
+DEFINITION = ROOT / "crds" / "dlionjob.yaml"
+TRAINS_S = 25
+"""Long enough for an upgrade in the middle."""
+
+
+class EarlierPods(ClusterPods):
+    """Keeper and workers of the earlier code."""
+
+    def __init__(self, tree: EarlierTree, folder: Path, kubectl: Kubectl) -> None:
+        super().__init__(folder, kubectl.get("dlj", NAME), kubectl, subnet=43)
+        self.environment |= tree.environment
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> EarlierTree:
+    """What is upgraded from."""
+    return EarlierTree.take(tmp_path / "earlier")
+
+
+@pytest.fixture
+def helm(bare_site: Site, tmp_path: Path) -> Iterator[Helm]:
+    """helm with a site that has the operator's namespace and one of jobs; nothing stays."""
+    program = helm_program()
+    assert program is not None
+    made = Helm(program, tmp_path / "helm", bare_site.kubectl)
+    for name in (NAMESPACE, HOME):
+        bare_site.kubectl.run("create", "namespace", name)
+    yield made
+    made.run("uninstall", RELEASE, "-n", NAMESPACE)
+    bare_site.kubectl.run("delete", "crd", "dlionjobs.dlion.dev")
+    bare_site.kubectl.run("delete", "namespace", NAMESPACE, HOME, timeout_s=120)
+
+
+def operator_settings(kubectl: Kubectl) -> dict[str, Any]:
+    """What the release has the operator read, but for ports: those of a process differ."""
+    text = replace(kubectl, namespace=NAMESPACE).get("configmap", "dlion-operator")["data"]
+    settings: dict[str, Any] = yaml.safe_load(text["config.yaml"])
+    for name in ("coordinator", "metricsPort", "healthPort"):
+        del settings[name]
+    return settings
+
+
+def of_the_run(kubectl: Kubectl) -> dict[str, tuple[str, int]]:
+    """UID and generation of each child, none of which is on its way out."""
+    found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
+    assert not any("deletionTimestamp" in each["metadata"] for each in found)
+    return {
+        f"{each['kind']}/{each['metadata']['name']}": (
+            each["metadata"]["uid"],
+            each["metadata"].get("generation", 0),
+        )
+        for each in found
+    }
+
+
+def said(kubectl: Kubectl) -> dict[str, Any]:
+    """What the job's status says of the run, less figures, times and words."""
+    status = kubectl.get("dlj", NAME)["status"]
+    kept = ("state", "runId", "specHash", "observedGeneration", "readyWorkers", "readySites")
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+    return {name: status[name] for name in kept} | conditions
+
+
+def trains(kubectl: Kubectl) -> bool:
+    """Whether all workers do."""
+    status = kubectl.get("dlj", NAME).get("status") or {}
+    return (status.get("state"), status.get("readyWorkers")) == ("Training", "2/2")
+
+
+def test_a_job_trains_on_while_its_operator_is_upgraded(
+    bare_site: Site, helm: Helm, earlier: EarlierTree, tmp_path: Path
+) -> None:
+    kubectl = replace(bare_site.kubectl, namespace=HOME)
+    system = replace(bare_site.kubectl, namespace=NAMESPACE)
+    helm.run("install", RELEASE, str(earlier.chart), "-n", NAMESPACE, values=SITE)
+    eventually(lambda: kubectl.knows("dlj"), what="the definition served")
+    account = Account.of(system, "dlion-operator", tmp_path / "account")
+    operator = OperatorProcess(
+        tmp_path,
+        account,
+        namespace=NAMESPACE,
+        settings=operator_settings(kubectl),
+        environment=earlier.environment,
+    )
+    with operator:
+        kubectl.apply(job_document(2, trainer={"stop": {"maxSeconds": TRAINS_S}}))
+        eventually(lambda: len(children(kubectl)) >= 7, what="the run's children")
+        pods = EarlierPods(earlier, tmp_path, kubectl)
+        try:
+            pods.start_keeper()
+            for rank in (0, 1):
+                pods.start_worker(rank)
+            pods.wait_until(lambda: trains(kubectl), "training")
+            pods.wait_until(lambda: len(pods.steps()) > 1, "what the keeper has recorded")
+            there, before = of_the_run(kubectl), said(kubectl)
+
+            helm.run("upgrade", RELEASE, str(CHART), "-n", NAMESPACE, values=SITE)
+            operator.end()
+            operator.settings, operator.environment = operator_settings(kubectl), {}
+            operator.start()
+            upgraded_at = max(step.iteration for step in pods.steps())
+            eventually(lambda: operator.metric("dlion_operator_reconciles_total"), what="a look")
+            eventually(lambda: said(kubectl) == before, what="what was said before")
+            assert of_the_run(kubectl) == there
+
+            assert [pods.wait(f"trainer-{rank}") for rank in (0, 1)] == [0, 0], pods.story()
+            end_workers(kubectl, NAME)
+            eventually(lambda: state_of(kubectl, NAME) == "Succeeded", what="Succeeded")
+            assert_each_iteration_once(pods, beyond=upgraded_at)
+        finally:
+            pods.close()
+    assert of_the_run(kubectl).keys() <= there.keys()
+    made = [each for each in kubectl.get("events")["items"] if each["reason"] == "WorkersCreated"]
+    assert len(made) == 1
+
+
+def test_a_definition_that_is_not_the_releases_goes_first(
+    bare_site: Site, helm: Helm, earlier: EarlierTree
+) -> None:
+    kubectl = replace(bare_site.kubectl, namespace=HOME)
+    values = merged(SITE, nested("crds.enabled", False))
+    apply = ("apply", "--server-side", "-f")
+    kubectl.run(*apply, str(earlier.definition))
+    helm.run("install", RELEASE, str(earlier.chart), "-n", NAMESPACE, values=values)
+    eventually(lambda: kubectl.knows("dlj"), what="the definition served")
+    kubectl.apply(job_document(2))
+    before = kubectl.get("dlj", NAME)["metadata"]
+    kubectl.run(*apply, str(DEFINITION))
+    helm.run("upgrade", RELEASE, str(CHART), "-n", NAMESPACE, values=values)
+    assert kubectl.run("diff", "--server-side", "-f", str(DEFINITION)) == ""
+    after = kubectl.get("dlj", NAME)["metadata"]
+    assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
+    kubectl.run("delete", "dlj", NAME)
+
+
+def assert_each_iteration_once(pods: EarlierPods, *, beyond: int) -> None:
+    """Of both workers, each started once, also beyond that one."""
+    for rank in (0, 1):
+        steps = pods.steps(rank)
+        assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
+        assert len(steps) > beyond
+        assert len({step.incarnation for step in steps}) == 1
