@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import yaml
 
 from chart import CHART, NAMESPACE, Helm
 from dlion_api.errors import UnavailableError
+from site_files import bring_files
 from testbed.project_images import build_images
 from testbed.sites import Testbed
 
@@ -267,35 +267,10 @@ def _chart(made: FederatedSites, site: str, *values: str) -> None:
 
 
 def _bring_data(site: Site, data: Path) -> None:
-    """Onto the node's disk, as a local volume with a claim in the jobs' namespace."""
-    node = site.nodes[0]
-    folder = node.machine.folder / "lib" / CLAIM
-    folder.mkdir()
-    for name in ("train.tfrecord", "test.tfrecord"):
-        shutil.copyfile(data / name, folder / name)
-    size = {"storage": "1Gi"}
-    terms = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.layout.name]}
-    volume = {
-        "capacity": size,
-        "accessModes": ["ReadOnlyMany"],
-        "storageClassName": "",
-        "local": {"path": f"/var/lib/{CLAIM}"},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [terms]}]}},
-        "claimRef": {"namespace": JOBS, "name": CLAIM},
-    }
-    claim = {
-        "accessModes": ["ReadOnlyMany"],
-        "storageClassName": "",
-        "volumeName": CLAIM,
-        "resources": {"requests": size},
-    }
-    metadata = {"name": CLAIM, "namespace": JOBS}
-    site.kubectl.apply(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": JOBS}},
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM},
-         "spec": volume},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
-    )  # fmt: skip
+    """Onto the node's disk, with a claim in the jobs' namespace, which this makes."""
+    site.kubectl.run("create", "namespace", JOBS)
+    files = (data / name for name in ("train.tfrecord", "test.tfrecord"))
+    bring_files(site, files, claim=CLAIM, namespace=JOBS)
 
 
 def _dlion(folder: Path, *arguments: str) -> str:

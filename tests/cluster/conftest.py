@@ -9,12 +9,12 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from audit import asked_by, refused
-from chart import Helm, helm_program
+from chart import Helm, helm_program, image_values
 from testbed.binaries import built
 from testbed.existing import existing_cluster
 from testbed.images import BUSYBOX_IMAGE
@@ -123,10 +123,7 @@ def operated_site(
     program = helm_program()
     assert program is not None
     helm = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
-    values: dict[str, Any] = {"site": {"name": SITE}, "images": {"pullPolicy": "Never"}}
-    for target, image in images.items():
-        repository, _, tag = image.reference.partition(":")
-        values["images"][target.value] = {"repository": repository, "tag": tag}
+    values = {"site": {"name": SITE}, **image_values(images.values())}
     helm.run(
         "install", "dlion", str(ROOT / "helm/dlion"), "--namespace", SYSTEM, "--create-namespace",
         "--wait", "--timeout", "120s", values=values,

@@ -22,9 +22,10 @@ from dlion_operator.authority import Authority
 from testbed.binaries import built
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from testbed.kubectl import Kubectl
+    from testbed.project_images import ProjectImage
 
 CHART = Path(__file__).parents[2] / "helm" / "dlion"
 RELEASE, NAMESPACE = "dlion", "dlion-system"
@@ -123,6 +124,15 @@ def entry(site: str, **changes: Any) -> dict[str, Any]:
 def sites(*names: str) -> dict[str, Any]:
     """Values that name these."""
     return {"sites": [entry(name) for name in names]}
+
+
+def image_values(images: Iterable[ProjectImage]) -> dict[str, Any]:
+    """Values by which the chart takes these images, which the nodes have."""
+    values: dict[str, Any] = {"pullPolicy": "Never"}
+    for image in images:
+        repository, _, tag = image.reference.partition(":")
+        values[image.target.value] = {"repository": repository, "tag": tag}
+    return {"images": values}
 
 
 def merged(*documents: Mapping[str, Any]) -> dict[str, Any]:

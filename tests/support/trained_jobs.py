@@ -68,9 +68,9 @@ def eventually(look: Callable[[], Any], *, within_s: float = 60.0, what: str = "
     return found
 
 
-def status_of(kubectl: Kubectl) -> dict[str, Any]:
+def status_of(kubectl: Kubectl, name: str = "digits") -> dict[str, Any]:
     """The job's status."""
-    status: dict[str, Any] = kubectl.get("dlj", "digits").get("status") or {}
+    status: dict[str, Any] = kubectl.get("dlj", name).get("status") or {}
     return status
 
 
@@ -80,17 +80,19 @@ def iteration(kubectl: Kubectl) -> int:
     return next((int(m["value"]) for m in metrics if m["name"] == "iteration"), 0)
 
 
-def wait_until_trains(kubectl: Kubectl, within_s: float = 180.0) -> None:
+def wait_until_trains(kubectl: Kubectl, name: str = "digits", within_s: float = 180.0) -> None:
     """Returns once the status says that all workers train."""
     eventually(
-        lambda: status_of(kubectl).get("state") == "Training", within_s=within_s, what="Training"
+        lambda: status_of(kubectl, name).get("state") == "Training",
+        within_s=within_s,
+        what="Training",
     )
 
 
-def fetched(kubectl: Kubectl, out: Path, *arguments: str) -> Path:
+def fetched(kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits") -> Path:
     """What `dlion fetch` brings."""
     command = [
-        sys.executable, "-m", "dlion_cli", "fetch", "digits", "--out", str(out),
+        sys.executable, "-m", "dlion_cli", "fetch", name, "--out", str(out),
         "--kubeconfig", str(kubectl.kubeconfig), "--namespace", kubectl.namespace, *arguments,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -1,0 +1,174 @@
+"""A job of workers with CPU limits of 4:2:1, from `kubectl apply` to the model.
+
+Proves: three groups with hard limits train together from images of this tree; their shares of the
+batch follow the limits; `kubectl wait` sees the end; the fetched model, judged by Keras alone on
+images that the job was not trained on, knows them; deleting leaves nothing; kstatus, Flux and Argo
+CD say of it what docs/conditions.md says. It is `cipher` on CIFAR-10 where ../shared/data/cifar10
+is at hand, else `digits`, a model so small that what a step costs whatever its batch weighs: there
+shares only keep the limits' order. Prints what `kubectl get dlj` shows, the shares and the time to
+each worker's first step.
+Left out: quotas that change, several sites.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gitops.agreement import agree
+from gitops.documents import SUCCEEDED, TRAINING
+from site_files import bring_files
+from start_times import starts_of, tell_starts
+from trained_jobs import SITE, eventually, fetched, manifest, records, status_of, wait_until_trains
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+    from testbed.sites import Testbed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
+KINDS = "jobs,services,configmaps,deployments,pvc,pods"
+CPU = {"large": 800, "medium": 400, "small": 200}
+"""Thousandths of a core."""
+CLAIM = "cifar10-data"
+MOUNTS = {
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}],
+    "containers": [
+        {"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+    ],
+}
+DIGITS = """
+from sklearn.datasets import load_digits
+data = load_digits()
+x, y = data.images.astype("float32")[..., None] / 16, data.target
+"""
+PHOTOS = f"""
+import tensorflow as tf
+features = {{
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+}}
+read = tf.data.TFRecordDataset({str(CIFAR / "test.tfrecord")!r}).take(5000)
+found = [tf.io.parse_single_example(each, features) for each in read]
+x = numpy.stack([tf.io.decode_jpeg(each["image/encoded"]) for each in found]) / numpy.float32(255)
+y = numpy.array([each["image/class/label"] for each in found])
+"""
+JUDGE = """
+logits = keras.models.load_model(sys.argv[1]).predict(x, batch_size=500, verbose=0)
+print((logits.argmax(1) == y).mean())
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt: the manifest, Python that gives images `x` and labels `y`, and the bars."""
+
+    document: dict[str, Any]
+    images: str
+    least_accuracy: float
+    share_within: float | None
+    """Of the limits' own shares, relative; None: only in their order."""
+
+    @property
+    def name(self) -> str:
+        return str(self.document["metadata"]["name"])
+
+
+@pytest.fixture
+def task(restricted: Kubectl, testbed: Testbed) -> Task:
+    """CIFAR-10 on the nodes of the site, if it is at hand."""
+    if not (CIFAR / "train.tfrecord").is_file():
+        return Task(guaranteed(manifest(CPU)), DIGITS, 0.9, None)
+    files = [CIFAR / "train.tfrecord"]
+    bring_files(testbed.site(SITE), files, claim=CLAIM, namespace=restricted.namespace)
+    document = manifest(CPU, podTemplate={"spec": MOUNTS})
+    document["metadata"]["name"] = "cifar10"
+    dataset = {"path": "train.tfrecord", "format": "tfrecord", "evaluationFraction": 0.04}
+    document["spec"]["trainer"] |= {
+        "program": {"builtin": "cipher"},
+        "dataset": dataset,
+        "evaluation": {"everySamples": 15_000, "maxSamples": 500},
+        "stop": {"maxSteps": 80},
+    }
+    document["spec"]["batching"]["globalBatchSize"] = {"initial": 480, "growth": False}
+    return Task(guaranteed(document), PHOTOS, 0.3, 0.25)
+
+
+def guaranteed(document: dict[str, Any]) -> dict[str, Any]:
+    """That manifest with groups that request their limits: where the machine has too little for
+    all, it goes to them in the same proportions."""
+    for group in document["spec"]["sites"][0]["groups"]:
+        group["resources"]["requests"]["cpu"] = group["resources"]["limits"]["cpu"]
+    return document
+
+
+def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
+    restricted: Kubectl, task: Task, tmp_path: Path
+) -> None:
+    kubectl, job = restricted, f"dlj/{task.name}"
+    applied_s = time.monotonic()
+    kubectl.apply(task.document)
+    wait_until_trains(kubectl, task.name)
+    agree(kubectl.get("dlj", task.name), TRAINING)
+    starts = starts_of(kubectl, task.name)
+    eventually(lambda: progress(kubectl, task) >= 50, within_s=180, what="half of the run")
+    print(kubectl.run("get", "dlj"))
+    kubectl.wait("--for=condition=Succeeded", job, timeout_s=300)
+    agree(kubectl.get("dlj", task.name), SUCCEEDED)
+    print(kubectl.run("get", "dlj"))
+    assert (progress(kubectl, task), status_of(kubectl, task.name)["readyWorkers"]) == (100, "3/3")
+    results = fetched(kubectl, tmp_path / "all", "--all", name=task.name)
+    tell_starts(starts, results, applied_s)
+    model = fetched(kubectl, tmp_path / "model", name=task.name)
+    known = accuracy(task, model / "model.keras")
+    print(f"has ended and is fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
+    print(f"accuracy of the fetched model on other images: {known:.1%}")
+    assert known >= task.least_accuracy
+    assert_shares(task, results)
+    kubectl.run("delete", job, "--wait=true")
+    chosen = f"dlion.dev/job-name={task.name}"
+    eventually(lambda: not kubectl.get(KINDS, "-l", chosen)["items"], what="nothing left")
+
+
+def progress(kubectl: Kubectl, task: Task) -> int:
+    """Percent of the way to the end, as the status has it."""
+    trainer = status_of(kubectl, task.name).get("trainerStatus") or {}
+    return int(trainer.get("progressPercentage") or 0)
+
+
+def accuracy(task: Task, model: Path) -> float:
+    """Of a saved model, judged by Keras alone."""
+    code = f"import sys, keras, numpy{task.images}{JUDGE}"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)],
+        env=environment, capture_output=True, text=True, check=True, timeout=180,
+    )  # fmt: skip
+    return float(done.stdout.split()[-1])
+
+
+def assert_shares(task: Task, results: Path) -> None:
+    """Of the batch, mean over the last half of each worker's steps."""
+    steps = records(results, "step")
+    limits = [cpu / sum(CPU.values()) for cpu in CPU.values()]
+    shares = []
+    for rank in range(len(CPU)):
+        own = [each for each in steps if each["rank"] == rank]
+        late = own[len(own) // 2 :]
+        parts = [each["local_batch_size"] / each["global_batch_size"] for each in late]
+        shares.append(sum(parts) / len(parts))
+        median_s = sorted(each["wall_s"] for each in late)[len(late) // 2]
+        print(f"worker {rank}: step of {median_s:.2f} s, batch {late[-1]['local_batch_size']}")
+    print("shares of the batch:", *(f"{share:.3f}" for share in shares))
+    print("shares of the limits:", *(f"{limit:.3f}" for limit in limits))
+    if task.share_within is None:
+        assert shares == sorted(shares, reverse=True)
+    else:
+        assert shares == pytest.approx(limits, rel=task.share_within)
