@@ -1,11 +1,18 @@
 """What the operator costs while there is nothing for it to do.
 
-    python benchmarks/operator_at_rest.py [--jobs 300] [--seconds 120]
+    python benchmarks/operator_at_rest.py [alone|idle|training] [--jobs 300] [--seconds 120]
 
-As root. An API server of the testbed without nodes, the operator as a process beside it: first
-without a job, then with one whose pods fit nowhere, then with so many suspended ones, then started
-anew with them. Each is watched for so long after the operator has had nothing to do for ten
-seconds; requests are counted by a proxy. Exit code 1 where a bar is missed.
+As root. `alone`: an API server of the testbed without nodes, the operator as a process beside it:
+first without a job, then with one whose pods fit nowhere, then with so many suspended ones, then
+started anew with them. Each is watched for so long after the operator has had nothing to do for ten
+seconds; requests are counted by a proxy.
+
+`idle` and `training`: two such API servers and operators, federated, and one job at both. Its pods
+fit nowhere; or a worker and a keeper at each site train, as processes with their pods' ConfigMap
+and tokens. Counted are the status patches of each site, the most in any minute, while no condition
+changes.
+
+Without a word all three. Exit code 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -15,6 +22,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fault_proxy import FaultProxy, waited  # noqa: E402
+from local_run import job_document  # noqa: E402
+from operated_sites import (  # noqa: E402
+    OperatedPods,
+    OperatedSite,
+    most_in_a_minute,
+    operated_sites,
+)
 from operator_process import OperatorProcess  # noqa: E402
 from podless_jobs import manifest, state_of  # noqa: E402
 from testbed.kubectl import Kubectl  # noqa: E402
@@ -29,6 +45,9 @@ from testbed.sites import Testbed  # noqa: E402
 
 CORE_BAR = 0.01
 REST_BAR_MB, SUSPENDED_BAR_MB = 150, 220
+PATCHES_BAR = 6
+"""Status patches of one site in any minute in which no condition changes."""
+SITES, JOB = ("plant-a", "plant-b"), "test"
 QUIET_S = 10.0
 START_S = 300.0
 
@@ -59,21 +78,127 @@ class Rest:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("which", nargs="?", choices=("alone", "idle", "training"), help="(all)")
     parser.add_argument("--jobs", type=int, default=300, help="suspended jobs (300)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of each stretch (120)")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="dlion-rest-") as folder,
-        Testbed.up(name=f"b{os.getpid()}", sites=1, nodes=0) as testbed,
-    ):
-        kubectl = replace(testbed.site("site-a").kubectl, namespace="default")
-        kubectl.run("apply", "-f", str(ROOT / "crds" / "dlionjob.yaml"))
-        assert waited(lambda: kubectl.knows("dlj"), 30), "DLionJobs are not served"
-        rests = _measured(kubectl, Path(folder), options.jobs, options.seconds)
+    kept = True
+    for which in [options.which] if options.which else ["alone", "idle", "training"]:
+        with tempfile.TemporaryDirectory(prefix="dlion-rest-") as folder:
+            if which == "alone":
+                kept &= _alone(Path(folder), options.jobs, options.seconds)
+            else:
+                kept &= _federated(Path(folder), options.seconds, trains=which == "training")
+    sys.exit(0 if kept else 1)
+
+
+def _alone(folder: Path, jobs: int, seconds: float) -> bool:
+    """Prints what one operator costs; whether its bars are kept."""
+    with Testbed.up(name=f"b{os.getpid()}", sites=1, nodes=0) as testbed:
+        kubectl = _knowing_jobs(testbed, "site-a")
+        rests = _measured(kubectl, folder, jobs, seconds)
     print(f"bars: {REST_BAR_MB} MB, {SUSPENDED_BAR_MB} MB with suspended jobs, {CORE_BAR:.0%}\n")
     print("| operator | memory | of a core | requests/min | changes |\n|---|---|---|---|---|")
     print("\n".join(map(str, rests)))
-    sys.exit(0 if all(rest.within for rest in rests) else 1)
+    return all(rest.within for rest in rests)
+
+
+def _knowing_jobs(testbed: Testbed, site: str) -> Kubectl:
+    kubectl = replace(testbed.site(site).kubectl, namespace="default")
+    kubectl.run("apply", "-f", str(ROOT / "crds" / "dlionjob.yaml"))
+    assert waited(lambda: kubectl.knows("dlj"), 30), "DLionJobs are not served"
+    return kubectl
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Status patches of one site in a stretch of time."""
+
+    what: str
+    site: str
+    count: int
+    most_in_a_minute: int
+    changed: bool
+    """Whether a condition has."""
+
+    @property
+    def within(self) -> bool:
+        """Whether the bar is kept, and the stretch counts."""
+        return self.most_in_a_minute <= PATCHES_BAR and not self.changed
+
+    def __str__(self) -> str:
+        changed = "a condition has changed" if self.changed else ""
+        return f"| {self.what} | {self.site} | {self.count} | {self.most_in_a_minute} | {changed} |"
+
+
+def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
+    """Prints what operators write of a job of two sites; whether the bar is kept."""
+    batch = {"initial": 256, "max": 256, "growth": False}
+    document = job_document(
+        dict.fromkeys(SITES, 1),
+        trainer={"stop": {"maxSteps": 10**7}, "hashWeights": False},
+        batching={"policy": "even", "globalBatchSize": batch},
+        runId="r1",
+    )
+    document["metadata"]["namespace"] = "default"
+    with ExitStack() as stack:
+        testbed = stack.enter_context(Testbed.up(name=f"b{os.getpid()}", sites=2, nodes=0))
+        kubectls = {
+            name: _knowing_jobs(testbed, there)
+            for name, there in zip(SITES, ("site-a", "site-b"), strict=True)
+        }
+        sites = stack.enter_context(operated_sites(folder, kubectls))
+        for site in sites:
+            site.kubectl.apply(document)
+        if trains:
+            for number, site in enumerate(sites):
+                pods = OperatedPods(folder / site.name, document, site, subnet=41 + number)
+                stack.callback(pods.close)
+                pods.start_keeper()
+                pods.start_worker(number)
+            found = _patches("it trains", sites, _trains, seconds)
+        else:
+            found = _patches("its pods fit nowhere", sites, _is_stalled, seconds)
+    print(f"\nbar: {PATCHES_BAR} status patches of a site in any minute\n")
+    print("| job | site | status patches | most in a minute | |\n|---|---|---|---|---|")
+    print("\n".join(map(str, found)))
+    return all(each.within for each in found)
+
+
+def _is_stalled(site: OperatedSite) -> bool:
+    return any(each[:2] == ("Stalled", "True") for each in site.conditions(JOB))
+
+
+def _trains(site: OperatedSite) -> bool:
+    return site.status(JOB).get("state") == "Training"
+
+
+def _patches(
+    what: str, sites: list[OperatedSite], stands: Callable[[OperatedSite], bool], seconds: float
+) -> list[Patches]:
+    """Of each site, once the job stands so at all and no condition has changed for a while."""
+
+    def settled() -> bool:
+        before = [site.conditions(JOB) for site in sites]
+        if not all(map(stands, sites)):
+            return False
+        time.sleep(2 * QUIET_S)
+        return before == [site.conditions(JOB) for site in sites]
+
+    assert waited(settled, START_S), [site.status(JOB) for site in sites]
+    before = [(site.conditions(JOB), len(site.proxy.requests)) for site in sites]
+    time.sleep(seconds)
+    found = []
+    for site, (conditions, count) in zip(sites, before, strict=True):
+        moments_s = [
+            request.at_s
+            for request in site.proxy.requests[count:]
+            if request.mutating and request.path.endswith(f"/dlionjobs/{JOB}/status")
+        ]
+        most = most_in_a_minute(moments_s)
+        changed = conditions != site.conditions(JOB)
+        found.append(Patches(what, site.name, len(moments_s), most, changed))
+    return found
 
 
 def _measured(kubectl: Kubectl, folder: Path, jobs: int, seconds: float) -> list[Rest]:

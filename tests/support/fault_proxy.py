@@ -43,6 +43,8 @@ class Request:
     dry_run: bool
     watch: bool
     code: int = 0
+    at_s: float = field(default_factory=time.monotonic)
+    """When it came."""
 
     @property
     def mutating(self) -> bool:
