@@ -3,7 +3,8 @@
 Such tests share two cores with whatever else the machine does. What fails twice fails the run;
 `tools/test-all` then runs it by itself, as what it shares with the other tests of its file, a
 cluster that one of them broke, say, goes with that run. Nothing else is run again: neither the
-fast tests nor bars that a measurement is held against.
+fast tests nor bars that a measurement is held against. No fast test is timed: hypothesis would
+fail an example that took 0.2 s, which is a busy machine's doing and not the code's.
 
 A shell's background jobs ignore SIGINT, and so would every process that a test sends one to.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REAL_PROCESSES = ("local", "cluster")
@@ -31,9 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C through to what the tests start."""
+    """Lets Ctrl-C through to what the tests start; times no example of a property."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

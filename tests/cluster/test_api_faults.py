@@ -3,10 +3,11 @@
 Proves: killed just before and just after every single request that changes something in a job's
 life (the site's authority made; a run that takes the place of another, suspended, resumed, made
 smaller, trained to its end; deleted; in the slow tier a lost pod), the operator leaves what an
-undisturbed life leaves, and nothing after the end; late answers, 429, 500, 503 and 401 are got
-over with nothing made twice, and so is an API server that is killed or, in the slow tier, stands
-still for 30 s. There also: what is unchanged costs no such request for 11 minutes; what a silent
-watch hides is acted on, and liveness tells of it.
+undisturbed life leaves, and nothing after the end; a job that is deleted while it is made leaves
+nothing, though the operator is gone or, in the slow tier, goes on; late answers, 429, 500, 503 and
+401 are got over with nothing made twice, and so is an API server that is killed or, in the slow
+tier, stands still for 30 s. There also: what is unchanged costs no such request for 11 minutes;
+what a silent watch hides is acted on, and liveness tells of it.
 Left out: pods that run, tokens that run out (test_operator_tokens), an API server that lost what
 it had stored.
 """
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 QUIET_S = 3.0
 """No request for so long: the operator has done what it wanted."""
+SLOW_S = 0.25
+"""How late answers are while a job is made, so that it can be deleted between two of them."""
 AWAY_S = 30.0
 UNCHANGED_S = 660.0
 """After ten minutes all that is not watched has been looked at once more."""
@@ -204,6 +207,49 @@ def test_killed_as_it_makes_its_authority_it_makes_one(
     core = "/api/v1/namespaces/default"
     made = [f"POST {core}/secrets", f"PATCH {core}/configmaps/dlion-authority"]
     assert kills == {"before": made, "after": made}
+
+
+# ---- deleted at any time ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        pytest.param(True, id="operator goes on", marks=pytest.mark.slow),
+        pytest.param(False, id="operator is gone"),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_a_job_that_is_deleted_while_it_is_made_leaves_nothing(
+    kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess, *, goes_on: bool
+) -> None:
+    """After each of the requests that make it."""
+    since = len(proxy.requests)
+    kubectl.apply(manifest())
+    settled(kubectl, pods=3)
+    assert waited(lambda: proxy.is_quiet(QUIET_S), 40)
+    count = len(proxy.mutations(since))
+    assert count > 5
+    kubectl.run("delete", "dlj", "digits")
+    for number in range(1, count + 1):
+        assert waited(lambda: not children(kubectl), 30), (number, children(kubectl))
+        proxy.delay_s = SLOW_S
+        since = len(proxy.requests)
+        kubectl.apply(manifest())
+        assert waited(partial(_has_made, proxy, since, number), 30, every_s=0.02), number
+        if not goes_on:
+            operator.kill()
+        kubectl.run("delete", "dlj", "digits")
+        proxy.delay_s = 0.0
+        assert waited(lambda: proxy.is_quiet(1.0), 30)
+        assert waited(lambda: not children(kubectl), 30), (number, children(kubectl))
+        if not goes_on:
+            operator.start()
+    print(f"deleted after each of {count} requests")
+
+
+def _has_made(proxy: FaultProxy, since: int, number: int) -> bool:
+    return len(proxy.mutations(since)) >= number
 
 
 # ---- nothing to do ---------------------------------------------------------------------------

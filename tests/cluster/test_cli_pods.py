@@ -164,11 +164,15 @@ def test_following_survives_a_restart_takes_up_late_workers_and_ends_with_the_ru
     late = worker(busybox, "small", 1, "echo late; sleep 600")
     job.apply(late)
     wait_for_phase(job, "Running", late)
-    time.sleep(12)  # the restart's back-off, and what it says
+    said, give_up_s = "", time.monotonic() + 90
+    while "line 6" not in said:  # after the restart's back-off of ten seconds
+        assert time.monotonic() < give_up_s, said
+        time.sleep(0.5)
+        said += capsys.readouterr().out
     write_status(job, ENDED)
     following.join(timeout=30)
     assert ended == [0]
-    lines = capsys.readouterr().out.splitlines()
+    lines = (said + capsys.readouterr().out).splitlines()
     of_first = [line for line in lines if line.startswith("small-0")]
     assert of_first == [f"small-0 | line {i}" for i in range(1, 7)]
     assert lines.count("small-1 | late") == 1

@@ -93,6 +93,21 @@ def test_containers_with_a_limit_on_cpu_had_a_quota(simulated: Path, tmp_path: P
     assert set(replay(held, tmp_path / "b", *few)["replay"]["exchangeCoreSPerByte"]) == set("0123")
 
 
+def test_what_one_sites_keeper_has_of_several_sites_is_refused(
+    simulated: Path, tmp_path: Path
+) -> None:
+    folder = as_in_a_cluster(simulated, tmp_path / "keeper")
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line).get("rank") != 1))
+    done = command("replay", str(folder), "--out", str(tmp_path / "out"))
+    words = " ".join(done.stderr.split())
+    assert done.returncode == ExitCode.DATA
+    assert "no step of worker 3 is recorded" in words
+    assert "each site's keeper records that site's workers alone: replay jobs of one site" in words
+    assert not (tmp_path / "out").exists()
+
+
 def figures(summary: Any) -> dict[str, Any]:
     return {figure["name"]: figure for figure in summary["replay"]["figures"]}
 

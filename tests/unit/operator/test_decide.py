@@ -538,6 +538,21 @@ def test_transition_times_move_with_the_status_alone() -> None:
     assert moved == {"Degraded", "PeersConnected"}
 
 
+def test_a_group_asks_for_gpus_by_its_resources() -> None:
+    document = dlion_job()
+    (group,) = document["spec"]["sites"][0]["groups"]
+    group["resources"] = {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}
+    (job,) = [
+        a.document
+        for a in World(document).look().actions
+        if isinstance(a, Create) and a.document["kind"] == "Job"
+    ]
+    pod = job["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "4Gi"}
+    assert all("nvidia.com/gpu" not in str(each["resources"]) for each in pod["initContainers"])
+
+
 def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
     document = dlion_job({"small": 1})
     document["spec"]["sites"].insert(
