@@ -140,12 +140,14 @@ class Cluster:
         match instruction:
             case Descend(gradient_D=gradient_D):
                 replica.weights_D -= LEARNING_RATE * gradient_D
-            case Mix(weights_D=weights_D, fraction=fraction):
-                replica.weights_D += np.float32(fraction) * (weights_D - replica.weights_D)
+            case Mix(weights_D=weights_D, fraction=fraction, since_D=since_D):
+                then_D = replica.weights_D if since_D is None else since_D
+                replica.weights_D += np.float32(fraction) * (weights_D - then_D)
             case Send(peer=peer, message=message):
                 self.links[replica.rank, peer].append(message)
-            case SendWeights(peer=peer, iteration=iteration):
-                payload = encode_weights(replica.weights_D, "float32")
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                sent_D = replica.weights_D if weights_D is None else weights_D
+                payload = encode_weights(sent_D, "float32")
                 message = Message(MessageKind.WEIGHTS, iteration, payload=payload)
                 self.links[replica.rank, peer].append(message)
             case Refuse():

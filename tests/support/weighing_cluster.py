@@ -99,8 +99,9 @@ class WeighingCluster(Cluster):
                 replica.weights_D += update_D
             case Replace(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
-            case SendWeights(peer=peer, iteration=iteration):
-                payload = encode_weights(replica.weights_D, self.job_spec.exchange.codec)
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                sent_D = replica.weights_D if weights_D is None else weights_D
+                payload = encode_weights(sent_D, self.job_spec.exchange.codec)
                 message = Message(MessageKind.WEIGHTS, iteration, payload=payload)
                 self.links[replica.rank, peer].append(message)
             case _:

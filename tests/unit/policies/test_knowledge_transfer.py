@@ -26,11 +26,20 @@ SIZE = 3
 
 
 class Worker:
-    """Rank 0 with peers 1 and 2."""
+    """Rank 0 with peers 1 and 2, whose weights are as many as it has done steps."""
 
-    def __init__(self, policy: str = "best2all", *, peers: tuple[Rank, ...] = (B, C)) -> None:
+    def __init__(
+        self,
+        policy: str = "best2all",
+        *,
+        peers: tuple[Rank, ...] = (B, C),
+        in_lock_step: bool = True,
+    ) -> None:
         rule = TransferRule(policy=policy, every_steps=2, fraction=0.75, loss_window=2)
-        self.transfer = KnowledgeTransfer(rule, rank=A, size=SIZE)
+        self.weights_D = np.zeros(SIZE, np.float32)
+        self.transfer = KnowledgeTransfer(
+            rule, rank=A, size=SIZE, replica=self, in_lock_step=in_lock_step
+        )
         self.finished = dict.fromkeys(peers, 0)
         self.iteration = 0
 
@@ -43,6 +52,7 @@ class Worker:
         for loss in losses:
             self.iteration += 1
             told += self.transfer.step_done(self.iteration, loss, self.peers)
+            self.weights_D += 1  # the update that follows the step
         return told
 
     def loss(self, sender: Rank, iteration: int, loss: float) -> list[Instruction]:
@@ -168,14 +178,60 @@ def test_while_an_answer_is_under_way_nothing_more_is_asked_for_one_period() -> 
     assert len(worker.weights(C, 6)) == 1
 
 
-def test_a_request_is_answered_once_per_period() -> None:
+def answered(told: list[Instruction]) -> list[tuple[int, int, float | None]]:
+    """To whom, for which iteration, with which weights."""
+    answers = [one for one in told if isinstance(one, SendWeights)]
+    assert len(answers) == len(told)
+    return [
+        (one.peer, one.iteration, None if one.weights_D is None else float(one.weights_D[0]))
+        for one in answers
+    ]
+
+
+def test_a_request_is_answered_once_per_period_with_the_weights_at_its_end() -> None:
     worker = Worker()
-    worker.steps(1.0, 1.0)
-    assert worker.requested(B, 2) == [SendWeights(B, 2)]
+    worker.steps(1.0, 1.0, 1.0)
+    assert answered(worker.requested(B, 2)) == [(B, 2, 1.0)]  # before the update of iteration 2
     assert worker.requested(B, 2) == []
-    assert worker.requested(C, 2) == [SendWeights(C, 2)]
+    assert answered(worker.requested(C, 2)) == [(C, 2, 1.0)]
     worker.steps(1.0, 1.0)
-    assert worker.requested(B, 4) == [SendWeights(B, 4)]
+    assert answered(worker.requested(B, 4)) == [(B, 4, 3.0)]
+    assert worker.requested(B, 2) == []
+
+
+def test_weights_of_a_period_before_the_last_are_not_to_be_had() -> None:
+    worker = Worker()
+    worker.steps(1.0, 1.0, 1.0, 1.0)
+    assert worker.requested(B, 2) == []
+
+
+def test_out_of_step_weights_are_sent_as_they_are() -> None:
+    worker = Worker(in_lock_step=False)
+    worker.steps(1.0, 1.0, 1.0)
+    assert answered(worker.requested(B, 2)) == [(B, 2, None)]
+
+
+@pytest.mark.parametrize(("in_lock_step", "then"), [(True, 1.0), (False, 3.0)])
+def test_merged_is_how_weights_differed_then(in_lock_step: bool, then: float) -> None:
+    """At the period's end, the step 2; out of step when asking, after three steps."""
+    worker = Worker(in_lock_step=in_lock_step)
+    worker.steps(3.0, 3.0, 3.0)
+    worker.loss(B, 2, 2.0)
+    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    worker.steps(3.0)
+    (mix,) = worker.weights(C, 2)
+    assert isinstance(mix, Mix)
+    assert mix.since_D is not None
+    np.testing.assert_array_equal(mix.since_D, then)
+
+
+def test_a_merge_under_way_is_given_up_when_weights_move_for_another_reason() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)
+    worker.loss(B, 2, 2.0)
+    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    worker.transfer.forget()
+    assert worker.weights(C, 2) == []
     assert worker.requested(B, 2) == []
 
 

@@ -145,6 +145,7 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
         coding=context.coding,
         least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
         slack=context.synchronizer().rule.slack,
+        folded=machine.forget_transfer,
     )
 
 
@@ -156,6 +157,7 @@ def _most_ranks(spec: Spec) -> int:
 def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
     knowledge = context.spec.knowledge_transfer
     alone = not sending.combines
+    synchronizer = context.synchronizer("asynchronous" if alone else None)
     return WorkerMachine(
         rank=context.rank,
         ranks=(context.rank, *context.neighbours),
@@ -164,7 +166,7 @@ def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
         most_samples=context.most_samples,
         sending=sending,
         weighting=Weighting(context.spec.exchange.weighting),
-        synchronizer=context.synchronizer("asynchronous" if alone else None),
+        synchronizer=synchronizer,
         transfer=KnowledgeTransfer(
             TransferRule(
                 policy="none" if alone else knowledge.policy,
@@ -174,5 +176,7 @@ def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
             ),
             rank=context.rank,
             size=context.layout.size,
+            replica=context.replica,
+            in_lock_step=synchronizer.rule.barrier,
         ),
     )

@@ -49,7 +49,7 @@ from dlion_worker.policies.interface import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from dlion_worker.policies.interface import Machine, Value
 
@@ -79,9 +79,11 @@ class FoldingMachine:
         coding: AnyCoding,
         least_samples: int,
         slack: int | None,
+        folded: Callable[[], None] = lambda: None,
     ) -> None:
         """`ranks` are all that may ever take part; `size` is D, and weights are sent in `coding`.
-        `slack`: how far a peer may be behind without being waited for; None: any."""
+        `slack`: how far a peer may be behind without being waited for; None: any. `folded()`: the
+        weights are about to move to where two sides meet."""
         self._machine = machine
         self._replica = replica
         self._rank = rank
@@ -90,6 +92,7 @@ class FoldingMachine:
         self._coding = coding
         self._least_samples = least_samples
         self._slack = slack
+        self._folded = folded
         self._held: Held = {}
         self._heard: dict[Rank, int] = {}
         """The last iteration of each worker that `_held` counts."""
@@ -282,6 +285,7 @@ class FoldingMachine:
         if not their_samples:
             return self._ask()
         self._hold_with(theirs)
+        self._folded()
         return [
             Fold(others_D, own_samples, their_samples, sender),
             *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),

@@ -179,11 +179,16 @@ class Descend:
 
 @dataclass(frozen=True)
 class Mix:
-    """w <- (1 - fraction) w + fraction * weights_D; optimizer moments are left alone."""
+    """w <- (1 - fraction) w + fraction * weights_D; optimizer moments are left alone.
+
+    `since_D`: what w was when it was to be compared with `weights_D`. What it has taken since stays
+    whole: w <- w + fraction (weights_D - since_D). None: as it is now.
+    """
 
     weights_D: Flat
     fraction: float
     sender: Rank
+    since_D: Flat | None = None
 
 
 @dataclass(frozen=True)
@@ -221,10 +226,12 @@ class Send:
 
 @dataclass(frozen=True)
 class SendWeights:
-    """Code the weights as they are now and queue them for that peer as a `WEIGHTS` message."""
+    """Code the weights, those given or as they are now, and queue them for that peer as a `WEIGHTS`
+    message."""
 
     peer: Rank
     iteration: int
+    weights_D: Flat | None = None
 
 
 @dataclass(frozen=True)

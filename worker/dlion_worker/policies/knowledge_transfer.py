@@ -10,6 +10,13 @@ is chosen: the lowest loss, the lower rank among equals. Then
 
 Nobody is ever waited for. If the best leaves, or its answer does not come within a period, that
 period is skipped. Source: DLion's direct knowledge transfer (idea certain, numbers recalled).
+
+The answer takes its time, in which both go on. What is merged is how they differed *then*, w + l
+(w_best - w) with both w in the brackets of one moment: as if it had come at once, and all updates
+since had followed. In lock step that moment is the step that ends the period: weights that are
+equal stay so. Else the best's are as they are when it answers, and these as they were when asking.
+To mix late weights into today's would take back most of the updates made on the way: where the
+loss is steep the next step then leaps, and its gradient throws all others off their way.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +41,9 @@ from dlion_worker.policies.interface import (
     Send,
     SendWeights,
 )
+
+if TYPE_CHECKING:
+    from dlion_worker.policies.interface import Flat, ReplicaView
 
 State = Mapping[str, NDArray[np.generic] | int | float | str]
 
@@ -64,8 +75,19 @@ class Peers:
 class KnowledgeTransfer:
     """One worker's part in direct knowledge transfer."""
 
-    def __init__(self, rule: TransferRule, *, rank: Rank, size: int) -> None:
+    def __init__(
+        self,
+        rule: TransferRule,
+        *,
+        rank: Rank,
+        size: int,
+        replica: ReplicaView | None = None,
+        in_lock_step: bool = False,
+    ) -> None:
+        """`replica`: whose weights are compared; None: they are taken as they are when merged."""
         self._rule = rule
+        self._replica = replica
+        self._in_lock_step = in_lock_step
         self._rank = rank
         self._size = size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
@@ -74,6 +96,7 @@ class KnowledgeTransfer:
         self._asked: tuple[Rank, int] | None = None  # whom, in which period
         self._ever_asked: set[Rank] = set()
         self._served: dict[Rank, int] = {}  # the last period answered, by member
+        self._then_D: dict[int, Flat] = {}  # these weights, by the period of which they are
 
     @property
     def enabled(self) -> bool:
@@ -92,6 +115,8 @@ class KnowledgeTransfer:
         mean = math.fsum(self._recent) / len(self._recent)
         self._latest[self._rank] = (period, mean)
         self._open = period
+        if self._in_lock_step:
+            self._keep(period)
         message = Message(MessageKind.LOSS, iteration, payload=encode_loss(mean))
         told += [Send(peer, message) for peer in peers.ranks]
         return told + self.decide(peers)
@@ -127,9 +152,23 @@ class KnowledgeTransfer:
         if not asks or (self._asked is not None and self._asked[1] == period - 1):
             return []  # an answer of the period before may still be under way
         self._asked = (best, period)
+        if not self._in_lock_step:
+            self._keep(period)
         self._ever_asked.add(best)
         iteration = period * self._rule.every_steps
         return [Send(best, Message(MessageKind.WEIGHTS_REQUEST, iteration))]
+
+    def _keep(self, period: int) -> None:
+        """Copies the weights; older copies go, but for that which an answer may still come to."""
+        awaited = None if self._asked is None else self._asked[1]
+        self._then_D = {one: then for one, then in self._then_D.items() if one == awaited}
+        if self._replica is not None:
+            self._then_D[period] = self._replica.weights_D.copy()
+
+    def forget(self) -> None:
+        """Gives up the merge that is under way, and answers nobody with weights of before."""
+        self._asked = None
+        self._then_D.clear()
 
     def loss_arrived(self, sender: Rank, message: Message) -> None:
         """A member's loss of a period.
@@ -159,7 +198,10 @@ class KnowledgeTransfer:
         if period <= self._served.get(sender, 0):
             return []
         self._served[sender] = period
-        return [SendWeights(sender, message.iteration)]
+        then_D = self._then_D.get(period) if self._in_lock_step else None
+        if self._in_lock_step and self._replica is not None and then_D is None:
+            return []  # of a period before the last, or before a restart
+        return [SendWeights(sender, message.iteration, then_D)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         """The merge; nothing where the answer comes too late.
@@ -174,7 +216,7 @@ class KnowledgeTransfer:
             return []
         self._asked = None
         weights_D = decode_weights(message.payload, self._size)
-        return [Mix(weights_D, self._rule.fraction, sender)]
+        return [Mix(weights_D, self._rule.fraction, sender, self._then_D.pop(period, None))]
 
     def left(self, rank: Rank) -> None:
         """A member is gone: what it owes is not expected any more."""

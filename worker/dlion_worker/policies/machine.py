@@ -176,6 +176,10 @@ class WorkerMachine:
         released = self._synchronizer.left(rank)
         return self._transfer.decide(self._counted_on()) + self._update_if(released)
 
+    def forget_transfer(self) -> None:
+        """The weights move for another reason: a merge of before would move them once more."""
+        self._transfer.forget()
+
     # ---- messages ------------------------------------------------------------------------------
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:

@@ -89,8 +89,8 @@ class Instructions:
                 self._fold(instruction)
             case Send(peer=peer, message=message):
                 self._send(peer, message)
-            case SendWeights(peer=peer, iteration=iteration):
-                payload = self._replica.coded_weights()
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                payload = self._replica.coded_weights(weights_D)
                 self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case Refuse(peer=peer, reason=reason):
                 self._refuse(peer, reason, self._progress.iteration)
@@ -108,7 +108,7 @@ class Instructions:
         self.handle(Descended())
 
     def _mix(self, mix: Mix) -> None:
-        self._replica.mix(mix.weights_D, mix.fraction)
+        self._replica.mix(mix.weights_D, mix.fraction, mix.since_D)
         self._reporter.event(
             EventReason.KNOWLEDGE_TRANSFERRED,
             f"merged {mix.fraction:g} of worker {mix.sender}'s weights",

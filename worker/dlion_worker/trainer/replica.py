@@ -55,12 +55,16 @@ class LocalReplica:
             self.iteration, self.samples = iteration, samples
             self._updated.notify_all()
 
-    def mix(self, other_D: Flat, fraction: float) -> None:
-        """w <- (1 - fraction) w + fraction other."""
+    def mix(self, other_D: Flat, fraction: float, since_D: Flat | None = None) -> None:
+        """w <- (1 - fraction) w + fraction other; or, where these weights were `since_D` when the
+        other's were as given, w <- w + fraction (other - since)."""
         weights_D = self.model.weights_D
         with self._lock:
-            weights_D *= np.float32(1.0 - fraction)
-            weights_D += np.float32(fraction) * other_D
+            if since_D is None:
+                weights_D *= np.float32(1.0 - fraction)
+                weights_D += np.float32(fraction) * other_D
+            else:
+                weights_D += np.float32(fraction) * (other_D - since_D)
 
     def fold(self, other_D: Flat, fraction: float) -> None:
         """As `mix`, and the optimizer begins anew: where its moments point is a way on from weights
@@ -79,12 +83,13 @@ class LocalReplica:
         with self._lock:
             self.model.set_weights(weights_D)
 
-    def coded_weights(self) -> bytes:
-        """The weights in the exchange's codec, for a knowledge transfer."""
+    def coded_weights(self, weights_D: Flat | None = None) -> bytes:
+        """The weights in the exchange's codec, for a knowledge transfer: those given, or now's."""
         exchange = self._job.spec.exchange
         coding = Coding(ValueCodec(exchange.codec), decimals=exchange.codec_decimals)
         with self._lock:
-            return bytes(encode_weights(self.model.weights_D, coding))
+            now_D = self.model.weights_D
+            return bytes(encode_weights(now_D if weights_D is None else weights_D, coding))
 
     def provide(self, wanted: StateWanted) -> StateSnapshot:
         """The state as a peer asks for it. One that never comes to hold the update it is to hold is

@@ -1,0 +1,54 @@
+"""Oracle: knowledge transfer takes nothing back. Replicas that whole gradients keep equal in lock
+step stay so, whatever is asked, answered and merged between, and however long answers are on their
+way; and they are what they would be without any transfer.
+
+Real machines over random schedules of steps and messages, on linear models. Left out: who asks whom
+(tests/unit/policies/test_knowledge_transfer.py), the merge of replicas that differ
+(tests/unit/trainer/test_replica.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_worker.policies.interface import Mix
+from policy_cluster import spec
+from weighing_cluster import WeighingCluster, run_at_random
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STEPS = 23
+ROUNDING = 1e-5
+
+
+def trained(policy: str, sizes: list[int], seed: int) -> tuple[list[NDArray[np.float32]], int]:
+    """The weights of all after so many steps, and how often any were merged."""
+    job = spec(
+        exchange={"policy": "full", "codec": "float32"},
+        synchronization={"mode": "synchronous"},
+        knowledge_transfer={"policy": policy, "everySteps": 3, "lossWindow": 2},
+    )
+    cluster = WeighingCluster(job, sizes, seed=seed)
+    run_at_random(cluster, seed, steps=STEPS)
+    replicas = [cluster.replicas[rank] for rank in cluster.ranks]
+    merged = sum(isinstance(one, Mix) for replica in replicas for one in replica.said)
+    return [replica.weights_D for replica in replicas], merged
+
+
+@pytest.mark.parametrize("policy", ["best2all", "best2worst"])
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 10**6))
+def test_equal_replicas_stay_equal(policy: str, sizes: list[int], seed: int) -> None:
+    with_transfer, merged = trained(policy, sizes, seed)
+    without, never = trained("none", sizes, seed)
+    assert merged > 0
+    assert never == 0
+    for weights_D in with_transfer:
+        np.testing.assert_allclose(weights_D, with_transfer[0], rtol=ROUNDING, atol=ROUNDING)
+        np.testing.assert_allclose(weights_D, without[0], rtol=ROUNDING, atol=ROUNDING)
