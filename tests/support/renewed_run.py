@@ -57,6 +57,11 @@ def renewed_run(
     with two_sites(folder, document, subnet=subnet, life=life) as sites:
         for site in sites:
             (folder / f"{site.site}.pem").write_bytes(site.bundle_pem())
+        pairs = zip(sites, reversed(sites), strict=True)
+        others = [(site.operator.node, other.site) for site, other in pairs]
+        sites[0].wait_until(
+            lambda: all(n.has_bundle(s) for n, s in others), "they trust each other"
+        )
         for rank, site in enumerate(sites):
             site.start_keeper()
             site.start_worker(rank)
