@@ -178,6 +178,17 @@ def test_while_an_answer_is_under_way_nothing_more_is_asked_for_one_period() -> 
     assert len(worker.weights(C, 6)) == 1
 
 
+def test_a_period_not_decided_yet_is_skipped_when_weights_move_for_another_reason() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)
+    worker.loss(B, 2, 2.0)
+    worker.transfer.forget()
+    assert asked(worker.loss(C, 2, 1.0)) == []
+    worker.loss(B, 4, 2.0)
+    worker.loss(C, 4, 1.0)
+    assert asked(worker.steps(3.0, 3.0)) == [C]  # and the next one goes on
+
+
 def answered(told: list[Instruction]) -> list[tuple[int, int, float | None]]:
     """To whom, for which iteration, with which weights."""
     answers = [one for one in told if isinstance(one, SendWeights)]

@@ -166,8 +166,9 @@ class KnowledgeTransfer:
             self._then_D[period] = self._replica.weights_D.copy()
 
     def forget(self) -> None:
-        """Gives up the merge that is under way, and answers nobody with weights of before."""
-        self._asked = None
+        """Skips the period whose merge is to come or under way, and answers nobody with weights of
+        before."""
+        self._asked = self._open = None
         self._then_D.clear()
 
     def loss_arrived(self, sender: Rank, message: Message) -> None:
