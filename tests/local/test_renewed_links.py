@@ -227,7 +227,7 @@ def test_a_stream_that_continues_nothing_is_refused() -> None:
         b = Worker(B, proof)
         introduce(a, b)
         b.exchange.close()
-        until(lambda: not states(a)[0].connected)
+        until(lambda: not any(link.connected for link in states(a)))
         hello = Hello(run=str(JOB), rank=1, incarnation=1, protocol=PROTOCOL, epoch=1)
         hello.continues = True
         with pytest.raises(grpc.aio.AioRpcError) as raised:

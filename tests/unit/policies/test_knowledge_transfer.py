@@ -216,15 +216,34 @@ def test_weights_of_a_period_before_the_last_are_not_to_be_had() -> None:
     assert worker.requested(B, 2) == []
 
 
-def test_out_of_step_weights_are_sent_as_they_are() -> None:
+def test_out_of_step_a_request_is_answered_with_the_weights_when_all_losses_were_in() -> None:
+    worker = Worker(in_lock_step=False)
+    worker.steps(1.0, 1.0, 1.0)
+    worker.loss(B, 2, 2.0)
+    assert worker.loss(C, 2, 3.0) == []  # after step 3: this one is the best
+    worker.steps(1.0)
+    assert answered(worker.requested(B, 2)) == [(B, 2, 3.0)]
+
+
+def test_out_of_step_a_request_before_that_is_answered_with_weights_as_they_are() -> None:
     worker = Worker(in_lock_step=False)
     worker.steps(1.0, 1.0, 1.0)
     assert answered(worker.requested(B, 2)) == [(B, 2, None)]
 
 
+@pytest.mark.parametrize("in_lock_step", [True, False])
+def test_nobody_gets_weights_of_before_they_moved_for_another_reason(in_lock_step: bool) -> None:
+    worker = Worker(in_lock_step=in_lock_step)
+    worker.steps(1.0, 1.0, 1.0)
+    worker.loss(B, 2, 2.0)
+    worker.loss(C, 2, 3.0)
+    worker.transfer.forget()
+    assert worker.requested(B, 2) == []
+
+
 @pytest.mark.parametrize(("in_lock_step", "then"), [(True, 1.0), (False, 3.0)])
 def test_merged_is_how_weights_differed_then(in_lock_step: bool, then: float) -> None:
-    """At the period's end, the step 2; out of step when asking, after three steps."""
+    """At the period's end, the step 2; out of step when all losses are in, after three steps."""
     worker = Worker(in_lock_step=in_lock_step)
     worker.steps(3.0, 3.0, 3.0)
     worker.loss(B, 2, 2.0)

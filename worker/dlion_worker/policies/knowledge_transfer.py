@@ -14,7 +14,8 @@ period is skipped. Source: DLion's direct knowledge transfer (idea certain, numb
 The answer takes its time, in which both go on. What is merged is how they differed *then*, w + l
 (w_best - w) with both w in the brackets of one moment: as if it had come at once, and all updates
 since had followed. In lock step that moment is the step that ends the period: weights that are
-equal stay so. Else the best's are as they are when it answers, and these as they were when asking.
+equal stay so. Else it is when each of the two knows all losses of the period: by then it has heard
+everybody's gradients up to that step, and few of later ones.
 To mix late weights into today's would take back most of the updates made on the way: where the
 loss is steep the next step then leaps, and its gradient throws all others off their way.
 """
@@ -146,14 +147,14 @@ class KnowledgeTransfer:
         period, self._open = self._open, None
         if period is None or len(loss_by_rank) < 2:
             return []
+        if not self._in_lock_step:
+            self._keep(period)
         best = min(loss_by_rank, key=lambda rank: (loss_by_rank[rank], rank))
         worst = max(loss_by_rank, key=lambda rank: (loss_by_rank[rank], rank))
         asks = self._rank == worst if self._rule.policy == "best2worst" else self._rank != best
         if not asks or (self._asked is not None and self._asked[1] == period - 1):
             return []  # an answer of the period before may still be under way
         self._asked = (best, period)
-        if not self._in_lock_step:
-            self._keep(period)
         self._ever_asked.add(best)
         iteration = period * self._rule.every_steps
         return [Send(best, Message(MessageKind.WEIGHTS_REQUEST, iteration))]
@@ -199,8 +200,9 @@ class KnowledgeTransfer:
         if period <= self._served.get(sender, 0):
             return []
         self._served[sender] = period
-        then_D = self._then_D.get(period) if self._in_lock_step else None
-        if self._in_lock_step and self._replica is not None and then_D is None:
+        then_D = self._then_D.get(period)
+        undecided = not self._in_lock_step and period == self._open  # as they are is nearest
+        if then_D is None and self._replica is not None and not undecided:
             return []  # of a period before the last, or before a restart
         return [SendWeights(sender, message.iteration, then_D)]
 
@@ -217,7 +219,7 @@ class KnowledgeTransfer:
             return []
         self._asked = None
         weights_D = decode_weights(message.payload, self._size)
-        return [Mix(weights_D, self._rule.fraction, sender, self._then_D.pop(period, None))]
+        return [Mix(weights_D, self._rule.fraction, sender, self._then_D.get(period))]
 
     def left(self, rank: Rank) -> None:
         """A member is gone: what it owes is not expected any more."""
