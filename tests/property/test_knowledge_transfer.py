@@ -27,10 +27,12 @@ STEPS = 23
 ROUNDING = 1e-5
 
 
-def trained(policy: str, sizes: list[int], seed: int) -> tuple[list[NDArray[np.float32]], int]:
+def trained(
+    policy: str, sizes: list[int], seed: int, codec: str
+) -> tuple[list[NDArray[np.float32]], int]:
     """The weights of all after so many steps, and how often any were merged."""
     job = spec(
-        exchange={"policy": "full", "codec": "float32"},
+        exchange={"policy": "full", "codec": codec},
         synchronization={"mode": "synchronous"},
         knowledge_transfer={"policy": policy, "everySteps": 3, "lossWindow": 2},
     )
@@ -43,10 +45,14 @@ def trained(policy: str, sizes: list[int], seed: int) -> tuple[list[NDArray[np.f
 
 @pytest.mark.parametrize("policy", ["best2all", "best2worst"])
 @settings(max_examples=30, deadline=None)
-@given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 10**6))
-def test_equal_replicas_stay_equal(policy: str, sizes: list[int], seed: int) -> None:
-    with_transfer, merged = trained(policy, sizes, seed)
-    without, never = trained("none", sizes, seed)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    seed=st.integers(0, 10**6),
+    codec=st.sampled_from(["float32", "float16"]),
+)
+def test_equal_replicas_stay_equal(policy: str, sizes: list[int], seed: int, codec: str) -> None:
+    with_transfer, merged = trained(policy, sizes, seed, codec)
+    without, never = trained("none", sizes, seed, codec)
     assert merged > 0
     assert never == 0
     for weights_D in with_transfer:

@@ -182,8 +182,9 @@ def test_a_period_not_decided_yet_is_skipped_when_weights_move_for_another_reaso
     worker = Worker()
     worker.steps(3.0, 3.0)
     worker.loss(B, 2, 2.0)
-    worker.transfer.forget()
+    worker.transfer.suspend()
     assert asked(worker.loss(C, 2, 1.0)) == []
+    worker.transfer.resume()
     worker.loss(B, 4, 2.0)
     worker.loss(C, 4, 1.0)
     assert asked(worker.steps(3.0, 3.0)) == [C]  # and the next one goes on
@@ -231,14 +232,48 @@ def test_out_of_step_a_request_before_that_is_answered_with_weights_as_they_are(
     assert answered(worker.requested(B, 2)) == [(B, 2, None)]
 
 
+def test_a_best_that_is_periods_ahead_answers_with_weights_as_they_are() -> None:
+    worker = Worker(in_lock_step=False)
+    worker.steps(*[1.0] * 6)
+    assert answered(worker.requested(B, 2)) == [(B, 2, None)]
+    assert answered(worker.requested(B, 4)) == [(B, 4, None)]  # decided without B: it was behind
+
+
 @pytest.mark.parametrize("in_lock_step", [True, False])
 def test_nobody_gets_weights_of_before_they_moved_for_another_reason(in_lock_step: bool) -> None:
     worker = Worker(in_lock_step=in_lock_step)
     worker.steps(1.0, 1.0, 1.0)
     worker.loss(B, 2, 2.0)
     worker.loss(C, 2, 3.0)
-    worker.transfer.forget()
+    worker.transfer.suspend()
     assert worker.requested(B, 2) == []
+    assert worker.steps(3.0) == []  # a period ends meanwhile: nobody hears of it
+    worker.loss(B, 4, 1.0)
+    assert worker.loss(C, 4, 2.0) == []
+    worker.transfer.resume()
+    assert worker.requested(B, 4) == []
+    worker.loss(B, 6, 1.0)
+    worker.loss(C, 6, 2.0)
+    assert asked(worker.steps(3.0, 3.0)) == [B]
+
+
+def test_a_restarted_worker_answers_for_no_period_of_before() -> None:
+    worker, again = Worker(in_lock_step=False), Worker(in_lock_step=False)
+    worker.steps(1.0, 1.0, 1.0)
+    again.transfer.restore(worker.transfer.state())
+    assert again.requested(B, 2) == []
+
+
+def test_an_answer_that_comes_periods_late_is_not_merged() -> None:
+    worker = Worker()
+    worker.steps(3.0, 3.0)
+    worker.loss(B, 2, 2.0)
+    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    for iteration in (4, 6):
+        worker.loss(B, iteration, 2.0)
+        worker.loss(C, iteration, 1.0)
+        assert asked(worker.steps(0.5, 0.5)) == []  # now this one is the best
+    assert worker.weights(C, 2) == []
 
 
 @pytest.mark.parametrize(("in_lock_step", "then"), [(True, 1.0), (False, 3.0)])
@@ -260,7 +295,7 @@ def test_a_merge_under_way_is_given_up_when_weights_move_for_another_reason() ->
     worker.steps(3.0, 3.0)
     worker.loss(B, 2, 2.0)
     assert asked(worker.loss(C, 2, 1.0)) == [C]
-    worker.transfer.forget()
+    worker.transfer.suspend()
     assert worker.weights(C, 2) == []
     assert worker.requested(B, 2) == []
 

@@ -145,7 +145,7 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
         coding=context.coding,
         least_samples=FOLD_ITERATIONS * context.spec.batching.global_batch_size.initial,
         slack=context.synchronizer().rule.slack,
-        folded=machine.forget_transfer,
+        folding=machine.fold,
     )
 
 
@@ -178,5 +178,6 @@ def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
             size=context.layout.size,
             replica=context.replica,
             in_lock_step=synchronizer.rule.barrier,
+            coding=context.coding,
         ),
     )

@@ -79,11 +79,12 @@ class FoldingMachine:
         coding: AnyCoding,
         least_samples: int,
         slack: int | None,
-        folded: Callable[[], None] = lambda: None,
+        folding: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`ranks` are all that may ever take part; `size` is D, and weights are sent in `coding`.
-        `slack`: how far a peer may be behind without being waited for; None: any. `folded()`: the
-        weights are about to move to where two sides meet."""
+        `slack`: how far a peer may be behind without being waited for; None: any.
+        `folding(True)`: another side's weights are asked for; `folding(False)`: these have met
+        them, or will not."""
         self._machine = machine
         self._replica = replica
         self._rank = rank
@@ -92,7 +93,7 @@ class FoldingMachine:
         self._coding = coding
         self._least_samples = least_samples
         self._slack = slack
-        self._folded = folded
+        self._folding = folding
         self._held: Held = {}
         self._heard: dict[Rank, int] = {}
         """The last iteration of each worker that `_held` counts."""
@@ -106,6 +107,8 @@ class FoldingMachine:
         self._met: dict[Rank, int] = {}
         """Peers that trained apart, each with the level steps after which it is not followed."""
         self._asked: Rank | None = None
+        self._held_asking: Held = {}
+        """What was held here then: of samples that both have taken since neither lacks any."""
         self._answerable: set[Rank] = set()
         """Peers that have been told what is held here and have not asked for it since."""
 
@@ -216,8 +219,12 @@ class FoldingMachine:
         self._said.pop(rank, None)
         self._answerable.discard(rank)
         if self._asked == rank:
-            self._asked = None
+            self._over()
         return self._ask()
+
+    def _over(self) -> None:
+        self._asked = None
+        self._folding(False)
 
     def _tell(self, peer: Rank) -> Send:
         self._answerable.add(peer)
@@ -231,7 +238,8 @@ class FoldingMachine:
             return []
         for peer in sorted(self._said):
             if lacking(self._held, self._said[peer]) >= self._least_samples:
-                self._asked = peer
+                self._asked, self._held_asking = peer, dict(self._held)
+                self._folding(True)
                 return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._iteration))]
         return []
 
@@ -277,17 +285,17 @@ class FoldingMachine:
     def _fold(self, sender: Rank, message: Message) -> list[Instruction]:
         if self._asked != sender:
             return []  # it came too late, or again
-        self._asked = None
         self._said.pop(sender, None)
+        self._over()
         theirs, coded = decode_held(message.payload, self._ranks)
         others_D = decode_weights(coded, self._size)
-        their_samples, own_samples = lacking(self._held, theirs), lacking(theirs, self._held)
-        if not their_samples:
+        if not lacking(self._held, theirs):
             return self._ask()
+        then = self._held_asking
+        meeting = Fold(others_D, lacking(theirs, then), lacking(then, theirs), sender)
         self._hold_with(theirs)
-        self._folded()
         return [
-            Fold(others_D, own_samples, their_samples, sender),
+            meeting,
             *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),
             *self._ask(),
         ]

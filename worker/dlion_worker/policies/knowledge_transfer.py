@@ -14,8 +14,8 @@ period is skipped. Source: DLion's direct knowledge transfer (idea certain, numb
 The answer takes its time, in which both go on. What is merged is how they differed *then*, w + l
 (w_best - w) with both w in the brackets of one moment: as if it had come at once, and all updates
 since had followed. In lock step that moment is the step that ends the period: weights that are
-equal stay so. Else it is when each of the two knows all losses of the period: by then it has heard
-everybody's gradients up to that step, and few of later ones.
+equal stay so. Else it is when each of the two knows all losses of the period, and has heard most of
+the gradients that the other has; of a best that is periods ahead, when it answers.
 To mix late weights into today's would take back most of the updates made on the way: where the
 loss is steep the next step then leaps, and its gradient throws all others off their way.
 """
@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.codecs import decode_loss, decode_weights, encode_loss
+from dlion_worker.codecs import (
+    AnyCoding,
+    ValueCodec,
+    decode_loss,
+    decode_weights,
+    encode_loss,
+    encode_weights,
+)
 from dlion_worker.policies.interface import (
     Instruction,
     Message,
@@ -73,6 +80,16 @@ class Peers:
     finished: Callable[[Rank], int]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request under way."""
+
+    best: Rank
+    period: int
+    since_D: Flat | None
+    """These weights then; None: they are taken as they are when merged."""
+
+
 class KnowledgeTransfer:
     """One worker's part in direct knowledge transfer."""
 
@@ -84,20 +101,25 @@ class KnowledgeTransfer:
         size: int,
         replica: ReplicaView | None = None,
         in_lock_step: bool = False,
+        coding: AnyCoding = ValueCodec.FLOAT32,
     ) -> None:
-        """`replica`: whose weights are compared; None: they are taken as they are when merged."""
+        """`replica`: whose weights are compared; None: they are taken as they are when merged.
+        `coding`: what all send weights in."""
         self._rule = rule
         self._replica = replica
+        self._coding = coding
         self._in_lock_step = in_lock_step
         self._rank = rank
         self._size = size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
-        self._asked: tuple[Rank, int] | None = None  # whom, in which period
+        self._asked: _Asked | None = None
         self._ever_asked: set[Rank] = set()
         self._served: dict[Rank, int] = {}  # the last period answered, by member
-        self._then_D: dict[int, Flat] = {}  # these weights, by the period of which they are
+        self._kept: tuple[int, Flat] | None = None  # a period, and these weights of then
+        self._void = 0  # no period up to this one is answered
+        self._suspended = False
 
     @property
     def enabled(self) -> bool:
@@ -115,6 +137,9 @@ class KnowledgeTransfer:
         period = iteration // self._rule.every_steps
         mean = math.fsum(self._recent) / len(self._recent)
         self._latest[self._rank] = (period, mean)
+        if self._suspended:
+            self._void = period
+            return told
         self._open = period
         if self._in_lock_step:
             self._keep(period)
@@ -132,6 +157,8 @@ class KnowledgeTransfer:
             told = rank in self._latest and self._latest[rank][0] >= period
             if not told and peers.finished(rank) <= end:
                 return []
+        if not self._in_lock_step:
+            self._keep(period)
         return self._decide_with(self._known(peers))
 
     def _known(self, peers: Peers) -> dict[Rank, float]:
@@ -147,30 +174,38 @@ class KnowledgeTransfer:
         period, self._open = self._open, None
         if period is None or len(loss_by_rank) < 2:
             return []
-        if not self._in_lock_step:
-            self._keep(period)
+        if self._asked is not None and self._asked.period < period - 1:
+            self._asked = None
         best = min(loss_by_rank, key=lambda rank: (loss_by_rank[rank], rank))
         worst = max(loss_by_rank, key=lambda rank: (loss_by_rank[rank], rank))
         asks = self._rank == worst if self._rule.policy == "best2worst" else self._rank != best
-        if not asks or (self._asked is not None and self._asked[1] == period - 1):
+        if not asks or self._asked is not None:
             return []  # an answer of the period before may still be under way
-        self._asked = (best, period)
+        self._asked = _Asked(best, period, self._weights_of(period, else_now=True))
         self._ever_asked.add(best)
         iteration = period * self._rule.every_steps
         return [Send(best, Message(MessageKind.WEIGHTS_REQUEST, iteration))]
 
     def _keep(self, period: int) -> None:
-        """Copies the weights; older copies go, but for that which an answer may still come to."""
-        awaited = None if self._asked is None else self._asked[1]
-        self._then_D = {one: then for one, then in self._then_D.items() if one == awaited}
         if self._replica is not None:
-            self._then_D[period] = self._replica.weights_D.copy()
+            self._kept = (period, self._replica.weights_D.copy())
 
-    def forget(self) -> None:
-        """Skips the period whose merge is to come or under way, and answers nobody with weights of
-        before."""
-        self._asked = self._open = None
-        self._then_D.clear()
+    def _weights_of(self, period: int, *, else_now: bool = False) -> Flat | None:
+        """Those kept; None: none were."""
+        if self._kept is not None and self._kept[0] == period:
+            return self._kept[1]
+        return self._replica.weights_D.copy() if else_now and self._replica is not None else None
+
+    def suspend(self) -> None:
+        """From now on these weights, or others', move to where two sides meet: what was compared
+        before is void. The period that is open or asked for is skipped."""
+        self._suspended = True
+        self._asked = self._open = self._kept = None
+        self._void = self._latest.get(self._rank, (0, 0.0))[0]
+
+    def resume(self) -> None:
+        """They have met, or do not: the next period counts again."""
+        self._suspended = False
 
     def loss_arrived(self, sender: Rank, message: Message) -> None:
         """A member's loss of a period.
@@ -197,13 +232,12 @@ class KnowledgeTransfer:
         if period > self._latest.get(self._rank, (0, 0.0))[0]:
             msg = f"weights asked for iteration {message.iteration}, which is not over here"
             raise ContractError(msg)
-        if period <= self._served.get(sender, 0):
+        if period <= max(self._void, self._served.get(sender, 0)):
             return []
         self._served[sender] = period
-        then_D = self._then_D.get(period)
-        undecided = not self._in_lock_step and period == self._open  # as they are is nearest
-        if then_D is None and self._replica is not None and not undecided:
-            return []  # of a period before the last, or before a restart
+        then_D = self._weights_of(period)
+        if self._in_lock_step and self._replica is not None and then_D is None:
+            return []  # of a period before the last
         return [SendWeights(sender, message.iteration, then_D)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
@@ -215,18 +249,22 @@ class KnowledgeTransfer:
         if sender not in self._ever_asked:
             raise ContractError("weights that nobody asked for")
         period = self._period_of(message)
-        if self._asked != (sender, period):
+        asked = self._asked
+        if asked is None or (asked.best, asked.period) != (sender, period):
             return []
         self._asked = None
         weights_D = decode_weights(message.payload, self._size)
-        return [Mix(weights_D, self._rule.fraction, sender, self._then_D.get(period))]
+        since_D = asked.since_D
+        if since_D is not None:  # rounded alike, so that equal weights do not differ
+            since_D = decode_weights(encode_weights(since_D, self._coding), self._size)
+        return [Mix(weights_D, self._rule.fraction, sender, since_D)]
 
     def left(self, rank: Rank) -> None:
         """A member is gone: what it owes is not expected any more."""
         self._latest.pop(rank, None)
         self._served.pop(rank, None)
         self._ever_asked.discard(rank)
-        if self._asked is not None and self._asked[0] == rank:
+        if self._asked is not None and self._asked.best == rank:
             self._asked = None
 
     def _period_of(self, message: Message) -> int:
@@ -254,4 +292,5 @@ class KnowledgeTransfer:
         self._recent.clear()
         self._recent.extend(np.asarray(state["recent_losses"], np.float64).tolist())
         if "loss_period" in state:
-            self._latest[self._rank] = (int(state["loss_period"]), float(state["loss_mean"]))
+            self._void = int(state["loss_period"])
+            self._latest[self._rank] = (self._void, float(state["loss_mean"]))

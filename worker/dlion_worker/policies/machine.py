@@ -176,9 +176,13 @@ class WorkerMachine:
         released = self._synchronizer.left(rank)
         return self._transfer.decide(self._counted_on()) + self._update_if(released)
 
-    def forget_transfer(self) -> None:
-        """The weights move for another reason: a merge of before would move them once more."""
-        self._transfer.forget()
+    def fold(self, under_way: bool) -> None:
+        """The weights are on their way to where two sides meet, or that is over: a merge of before
+        or of one side alone would move them once more."""
+        if under_way:
+            self._transfer.suspend()
+        else:
+            self._transfer.resume()
 
     # ---- messages ------------------------------------------------------------------------------
 

@@ -1,0 +1,142 @@
+"""Sides that fold while knowledge transfer goes on: all meet at the mean by samples all the same.
+
+Proved on machines as `build` makes them: one of a side folds several steps after its neighbour,
+while periods of knowledge transfer end; nobody merges weights of before its fold with weights of
+after one, and how long the folding weights were on their way does not move where the sides meet.
+Without the word that a fold is under way a worker merges once more what it is about to fold.
+Left out: folding and transfer by themselves (test_folding.py, test_knowledge_transfer.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.codecs import encode_weights
+from dlion_worker.policies.interface import (
+    Instruction,
+    LocalStepDone,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Mix,
+    SendWeights,
+)
+from policy_cluster import Replica, spec
+from weights_cluster import WeightsCluster
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Spec
+
+SAMPLES = 8
+PERIOD = 12
+"""Iterations: the sides part at 2 and meet again at 11."""
+TOGETHER, APART = 2, 9
+HERE, THERE = 0.0, 3.0
+"""The weights that the two sides have trained to."""
+ALONE = Rank(2)
+ACROSS = [(Rank(one), other) for one in (0, 1) for other in (ALONE,)]
+
+
+def job(mode: str, policy: str) -> Spec:
+    made = spec(
+        exchange={"policy": "full", "codec": "float32"},
+        synchronization={"mode": mode},
+        knowledge_transfer={"policy": policy, "everySteps": PERIOD, "lossWindow": 2},
+    )
+    sizes = replace(made.batching.global_batch_size, initial=1)  # so that little is worth a fold
+    return replace(made, batching=replace(made.batching, global_batch_size=sizes))
+
+
+class Sides(WeightsCluster):
+    """Two workers on one side, one on the other; gradients move nothing."""
+
+    def __init__(self, job_spec: Spec, losses: tuple[float, ...]) -> None:
+        super().__init__(job_spec, [SAMPLES] * len(losses), rate=0)
+        self.losses = losses
+        self.late: set[Rank] = set()
+        self.mixes = 0
+
+    def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
+        match instruction:
+            case Mix(weights_D=weights_D, fraction=fraction, since_D=since_D):
+                assert since_D is not None
+                self.mixes += 1
+                replica.weights_D += np.float32(fraction) * (weights_D - since_D)
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                payload = encode_weights(
+                    replica.weights_D if weights_D is None else weights_D, "float32"
+                )
+                self.links[replica.rank, peer].append(
+                    Message(MessageKind.WEIGHTS, iteration, payload=payload)
+                )
+            case _:
+                super()._carry_out(replica, instruction)
+
+    def deliver(self, source: Rank, target: Rank) -> bool:
+        """The next message on that link; a late worker gets no folding weights."""
+        queue = self.links[source, target]
+        for at, message in enumerate(queue):
+            if message.kind is not MessageKind.FOLD or target not in self.late:
+                del queue[at]
+                self.handle(target, MessageArrived(source, message))
+                return True
+        return False
+
+    def steps(self, count: int) -> None:
+        gradient_D = np.zeros(self.layout.size, np.float32)
+        for _ in range(count):
+            for rank in self.ranks:
+                if self.may_step(rank):
+                    at = self.replicas[rank].machine.next_iteration()
+                    self.replicas[rank].iteration = at
+                    self.handle(rank, LocalStepDone(at, gradient_D, SAMPLES, self.losses[rank]))
+            self.deliver_all()
+
+    def cut(self) -> None:
+        for one, other in ACROSS:
+            for source, target in ((one, other), (other, one)):
+                self.links[source, target].clear()
+                self.handle(target, MemberLeft(source))
+
+    def heal(self) -> None:
+        for one, other in ACROSS:
+            for source, target in ((one, other), (other, one)):
+                self.handle(target, MemberJoined(source, self.replicas[source].iteration))
+        self.deliver_all()
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "bounded"])
+@given(
+    late=st.sets(st.sampled_from([Rank(0), Rank(1), Rank(2)])),
+    late_steps=st.integers(1, 5),
+    losses=st.permutations([1.0, 2.0, 3.0]),
+)
+@settings(max_examples=40, deadline=None)
+def test_all_meet_at_the_mean_by_samples(
+    mode: str, late: set[Rank], late_steps: int, losses: list[float]
+) -> None:
+    cluster = Sides(job(mode, "best2all"), tuple(losses))
+    cluster.steps(TOGETHER)
+    cluster.cut()
+    cluster.steps(APART)
+    for rank, replica in cluster.replicas.items():
+        replica.weights_D[:] = THERE if rank == ALONE else HERE
+    cluster.late = late
+    cluster.heal()
+    cluster.steps(late_steps)
+    cluster.late = set()
+    cluster.deliver_all()
+    cluster.steps(2)
+    np.testing.assert_allclose(cluster.weights(), (2 * HERE + THERE) / 3, rtol=1e-5)
+    cluster.steps(2 * PERIOD)
+    assert cluster.mixes >= 2  # and transfer goes on
+    np.testing.assert_allclose(cluster.weights(), (2 * HERE + THERE) / 3, rtol=1e-5)
