@@ -53,6 +53,9 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 unit: setup ## Fast tests: unit, property, contract
 	$(BIN)/pytest tests/unit tests/property tests/contract tests/fuzz
 
+simulated: setup ## Whole jobs in virtual time: no machine is too busy for them
+	$(BIN)/pytest --timeout=900 tests/simulated
+
 local: setup ## Tests with real processes on this machine (as root also namespaces and quotas)
 	$(BIN)/pytest tests/local
 

@@ -1,5 +1,5 @@
 """Every manifest, column and environment of benchmarks/paper is one that `dlion compare` takes,
-and its bars are judged as they are stated. Nothing is trained; tests/local/test_paper.py does."""
+and its bars are judged as stated. Nothing is trained; tests/simulated/test_paper.py does."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Proves: a site that is alone holds still and says so, makes not one step, and goes on when another
 is back; where others trained meanwhile it takes the state of one of them, and they take nobody's;
 told to end while it holds still it saves and ends.
-Left out: weights afterwards (tests/property/test_quorum.py, test_simulated_quorum.py), being told
-to end on the way back (tests/unit/trainer/test_loop_quorum.py).
+Left out: weights afterwards (test_quorum.py in tests/property and tests/simulated), being
+told to end on the way back (tests/unit/trainer/test_loop_quorum.py).
 """
 
 from __future__ import annotations

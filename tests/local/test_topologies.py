@@ -4,7 +4,7 @@ Proves: on a ring of four links carry messages between neighbours only, the word
 over reaches everybody, every site's model is of all workers, weights are taken over from
 neighbours, a trainer that is killed comes back to its neighbours and the run ends as it should.
 Left out: what policies compute on a graph (tests/property/test_topology_machines.py), simulations
-(test_simulation.py).
+(tests/simulated).
 """
 
 from __future__ import annotations

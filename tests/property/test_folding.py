@@ -5,7 +5,7 @@ a second cut in the middle, all replicas end at (m1 w1 + m2 w2) / (m1 + m2); a g
 takes the other's weights; no group's samples count twice, however often they meet; a moment's gap
 moves nothing; a newcomer's weights are left alone; a restored worker knows what it holds; nonsense
 is refused; sides whose iterations ran apart go on level. Left out: that drift falls in a real job
-(tests/local/test_simulated_faults.py).
+(tests/simulated/test_faults.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Proves: the target is judged on those who can still come; the run is as long as its last step;
 links are reported to the last byte; a run in which nothing can happen any more is no success; an
 interruption waits for no gradient that has not begun. Left out: crashes and cuts themselves
-(test_simulated_faults.py).
+(test_faults.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ folding; a run that ends meanwhile ends for all; all of it is repeated bit by bi
 that exchange weights, one in lock step of its own and one with a server, which is cut off, it holds
 still, comes back and takes a state as well.
 Left out: the state machine under every order of messages (tests/property/test_quorum.py), real
-processes (test_quorum.py).
+processes (tests/local/test_quorum.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """docs/writing-a-policy.md to the letter: its package is made from the page, installed, simulated.
 
-Left out: `dlion compare` of the page (tests/local/test_simulation).
+Left out: `dlion compare` of the page (tests/simulated/test_simulation).
 """
 
 from __future__ import annotations
