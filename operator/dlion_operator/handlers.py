@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ def registry_of(
     @kopf.on.login(registry=registry, retries=3)
     def logged_in(**keywords: Any) -> kopf.ConnectionInfo | None:
         if SERVICE_ACCOUNT.exists() and not os.environ.get("KUBECONFIG"):
-            return _by_address(kopf.login_with_service_account(**keywords))
-        return kopf.login_with_kubeconfig(**keywords)
+            return _named(_by_address(kopf.login_with_service_account(**keywords)))
+        return _named(kopf.login_with_kubeconfig(**keywords))
 
     for kind, resource in (
         (Kind.DLION_JOB, (GROUP, VERSION, "dlionjobs")),
@@ -73,6 +73,19 @@ def _by_address(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
     if info is None or not host:
         return info
     return replace(info, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+class _Named(kopf.ConnectionInfo):
+    """Says in every request whose it is, as audit logs and metrics of API servers show it."""
+
+    def as_http_headers(self) -> dict[str, str]:
+        return {**super().as_http_headers(), "User-Agent": MANAGER}
+
+
+def _named(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
+    if info is None:
+        return None
+    return _Named(**{field.name: getattr(info, field.name) for field in fields(info)})
 
 
 def _watch(

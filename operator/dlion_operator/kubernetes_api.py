@@ -123,7 +123,7 @@ class KubernetesApi:
         content_type: str = "application/json",
         absent_ok: bool = False,
     ) -> Document | None:
-        headers = {"Accept": ACCEPTED, "Content-Type": content_type}
+        headers = {"Accept": ACCEPTED, "Content-Type": content_type, "User-Agent": MANAGER}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._api.configuration.host}{path}"
         try:

@@ -1,5 +1,9 @@
 """A testbed of two sites for the session, or why there is none; or the cluster that you name. On it
-a site with this tree's operator, for those who ask for it."""
+a site with this tree's operator, for those who ask for it.
+
+At the session's end all that operators asked of its API servers is held against what the chart
+grants: nothing else, and in a session of all these tests all of it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from audit import asked_by, refused
+import cert_manager
+from audit import NEVER_ASKED, Asked, asked_by, asked_by_operators, beside, listed, refused
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
 from testbed.existing import existing_cluster
@@ -31,6 +36,39 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Over all testbeds of the session, each read before it is taken away."""
+    asked: list[Asked] = []
+    take_down = Testbed.down
+
+    def read_and_take_down(testbed: Testbed) -> None:
+        for site in testbed.sites.values():
+            if (log := site.control_plane.audit_log).exists():
+                asked.extend(asked_by_operators(log))
+        take_down(testbed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Testbed, "down", read_and_take_down)
+        yield
+    used = {right for each in asked for right in each.rights}
+    print(f"operators: {len(asked)} requests in the session, {len(used)} rights used")
+    assert beside(asked) == [], "operators asked for what the chart does not grant"
+    if _is_whole(request.config):
+        tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
+        never = listed("jobs", "cluster", "operator", *tls) - NEVER_ASKED.keys() - used
+        assert never == set(), "granted, and asked for by no test"
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether all tests of this folder are to run, but for slow ones."""
+    here = Path(__file__).parent
+    named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
+    option = config.option
+    is_chosen = option.keyword or option.lf or option.failedfirst or existing_cluster()
+    return bool(named & {here, here.parent}) and not is_chosen and not missing()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cert_manager
-from audit import Right, asked_by, listed, refused, used
+from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.names import SiteName
 from dlion_operator.authority import AUTHORITY_LIFE, Authority
@@ -50,11 +50,6 @@ MODES: dict[str, tuple[str, ...]] = {"cluster": (), "namespaced": (HOME,)}
 TLS_VALUES = {"secretNames": ["plant-ca"], "certManager": cert_manager.built() is not None}
 """Without cert-manager's definitions (`make testbed-setup`) there is nothing to ask for."""
 TLS_SCOPES = ("Secret", "CertManager") if TLS_VALUES["certManager"] else ("Secret",)
-NEVER_ASKED = {
-    Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
-    " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
-    " the right up: no request asks for it",
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""What an account asked of an API server, by the server's own audit log, as rights name it."""
+"""What an account, or operators whatever their account, asked of an API server: by the server's own
+audit log, and as rights name it."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from chart import CHART
+from dlion_api.cluster_names import MANAGER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 RIGHTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 _CREATED = 201
+_FORBIDDEN = 403
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +32,13 @@ class Right:
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+NEVER_ASKED = {
+    Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
+    " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
+    " the right up: no request asks for it",
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,24 @@ class Asked:
 
 def asked_by(account: str, log: Path) -> list[Asked]:
     """All that a user has asked so far."""
-    lines = (line for line in log.read_text().splitlines() if account in line)
-    events = (event for event in map(json.loads, lines) if event["user"]["username"] == account)
-    return [_asked(event) for event in events]
+    return [_asked(event) for event in _events(log, account) if _user(event) == account]
+
+
+def asked_by_operators(log: Path) -> list[Asked]:
+    """All that processes have asked so far that say they are an operator; from tests with rights
+    over everything, too."""
+    return [_asked(event) for event in _events(log, MANAGER) if event.get("userAgent") == MANAGER]
+
+
+def _events(log: Path, word: str) -> Iterator[dict[str, Any]]:
+    """Lines with that word; the last may be cut short where the server was killed."""
+    for line in log.read_text().splitlines():
+        if word in line and line.endswith("}"):
+            yield json.loads(line)
+
+
+def _user(event: dict[str, Any]) -> str:
+    return str(event["user"].get("username", ""))
 
 
 def refused(asked: list[Asked]) -> list[str]:
@@ -85,6 +111,13 @@ def listed(*scopes: str) -> set[Right]:
         for resource in right["resources"]
         for verb in right["verbs"]
     }
+
+
+def beside(asked: list[Asked]) -> list[str]:
+    """What was asked for that files/rights.yaml grants in no scope, or that was forbidden."""
+    granted = listed(*{right["scope"] for right in RIGHTS})
+    beyond = {str(right) for each in asked for right in each.rights - granted}
+    return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
 
 
 def _asked(event: dict[str, Any]) -> Asked:
