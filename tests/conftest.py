@@ -6,11 +6,14 @@ cluster that one of them broke, say, goes with that run. Nothing else is run aga
 fast tests nor bars that a measurement is held against. No fast test is timed: hypothesis would
 fail an example that took 0.2 s, which is a busy machine's doing and not the code's.
 
+`--patience=N` gives N times as long to everything that a test waits for: for a crowded machine.
+
 A shell's background jobs ignore SIGINT, and so would every process that a test sends one to.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -30,19 +33,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but of real processes",
     )
+    parser.addoption("--patience", type=float, default=1.0, help="how much longer to wait")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Lets Ctrl-C through to what the tests start; times no example of a property."""
+    os.environ["DLION_TEST_PATIENCE"] = str(config.getoption("--patience"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks them."""
+    patience = config.getoption("--patience")
+    usual_s = float(config.getini("timeout"))
     for item in items:
+        if patience != 1:
+            own = item.get_closest_marker("timeout")
+            longest_s = patience * (own.args[0] if own else usual_s)
+            item.add_marker(pytest.mark.timeout(longest_s), append=False)
         if _of_real_processes(item) and item.get_closest_marker("measured") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 

@@ -26,6 +26,8 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import StepRecord
 from local_run import LocalRun, blobs, hashes, job_document
 
+pytestmark = pytest.mark.patient
+
 RAISES_IN_BUILD = "\ndef build_model():\n    raise KeyError('no such layer')\n"
 RAISES_IN_LOAD = "\ndef load_data(split, site, worker_index):\n    return 1 / 0\n"
 RAISES_IN_LOSS = "\ndef loss(y_true, y_pred):\n    raise RuntimeError('no such loss')\n"

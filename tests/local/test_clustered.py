@@ -26,6 +26,8 @@ from local_run import LocalRun, blobs, job_document
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.patient
+
 BETWEEN = {(rank, 3) for rank in range(3)} | {(3, rank) for rank in range(3)}
 LINKS: dict[str, Any] = {
     "workers": [{"count": 4, "cores": 4}],

@@ -24,12 +24,14 @@ from dlion_api.spec import load_job
 from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_worker.environments import unlimited_plan
 from dlion_worker.local.runner import LocalRunner, RunOutcome
-from local_run import blobs, job_document
+from local_run import LONG_S, blobs, job_document
+
+pytestmark = pytest.mark.patient
 
 WORKERS, TRAINING_S = 3, 45
 
 
-def wait_until(holds: Callable[[], object], within_s: float = 100.0) -> None:
+def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s

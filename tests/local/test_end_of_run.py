@@ -16,6 +16,8 @@ import pytest
 
 from local_run import LocalRun, blobs, job_document
 
+pytestmark = pytest.mark.patient
+
 SITES = {"plant-a": 2, "plant-b": 1}
 
 

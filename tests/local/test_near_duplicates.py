@@ -21,6 +21,8 @@ from dlion_worker.training.datasets.selection import NearDuplicates
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 
+pytestmark = pytest.mark.patient
+
 THRESHOLD = 0.05  # the manifest's default
 NOISE = 0.02
 HELD_OUT, STEPS, BATCH = 600, 400, 32

@@ -15,6 +15,8 @@ import pytest
 from dlion_cli.__main__ import main
 from local_run import LocalRun
 
+pytestmark = pytest.mark.patient
+
 SHORT = ("trainer.stop={maxSteps: 8}", "sites=[{name: a, groups: [{name: g, workers: 1}]}]")
 
 

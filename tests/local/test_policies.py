@@ -14,6 +14,8 @@ import pytest
 
 from local_run import LocalRun, blobs, job_document
 
+pytestmark = pytest.mark.patient
+
 STEPS = 120
 LEARNT = 0.55
 """Accuracy of every replica, of three classes: a third is chance. What each policy comes to in the

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import pytest
+
 from dlion_api.progress import EventRecord
 from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.summary import Ending
 from synthetic_run import Story, description
+
+pytestmark = pytest.mark.patient
 
 STORY = Story(workers=2, killed=None)
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -18,6 +18,8 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun, blobs, hashes, job_document
 
+pytestmark = pytest.mark.patient
+
 STEPS, BREAK = 60, 20
 
 

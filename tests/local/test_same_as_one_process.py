@@ -25,6 +25,8 @@ from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from local_run import LocalRun, hashes, job_document
 
+pytestmark = pytest.mark.patient
+
 STEPS = 20
 
 NAP_S = 0.01

@@ -18,6 +18,8 @@ import pytest
 from dlion_api.progress import LinkRecord
 from local_run import LocalRun, blobs, job_document
 
+pytestmark = pytest.mark.patient
+
 RING = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
 SITES = {"plant-a": 2, "plant-b": 2}
 STEPS = 1500

@@ -14,6 +14,8 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun
 
+pytestmark = pytest.mark.patient
+
 VIDEO = Path(__file__).parents[2] / "examples" / "video"
 
 

@@ -27,7 +27,7 @@ from dlion_worker.local.quotas import find_controller
 from dlion_worker.results.events import read_events
 
 _MARK = "DLION_TEST_RUN"
-LONG_S = 100.0
+LONG_S = 100.0 * float(os.environ.get("DLION_TEST_PATIENCE", "1"))
 
 BLOBS = '''
 """Three blobs of points: learnt in a moment. A step takes NAP_S of waiting, not of computing, an
