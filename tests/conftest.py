@@ -33,7 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but of real processes",
     )
-    parser.addoption("--patience", type=float, default=1.0, help="how much longer to wait")
+    parser.addoption(
+        "--patience", type=float, default=1.0, help="times as long for all that tests wait for"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cert_manager
-from audit import NEVER_ASKED, Asked, asked_by, asked_by_operators, beside, listed, refused
+from audit import NEVER_ASKED, Asked, asked_by, asked_by_operators, listed, not_granted, refused
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
 from testbed.existing import existing_cluster
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
+ASKED = pytest.StashKey[list[Asked]]()
+"""Of the whole session: where its last test is run again, fixtures of the session are made anew."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     """Over all testbeds of the session, each read before it is taken away."""
-    asked: list[Asked] = []
+    asked = request.config.stash.setdefault(ASKED, [])
     take_down = Testbed.down
 
     def read_and_take_down(testbed: Testbed) -> None:
@@ -55,8 +57,8 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     used = {right for each in asked for right in each.rights}
     print(f"operators: {len(asked)} requests in the session, {len(used)} rights used")
-    assert beside(asked) == [], "operators asked for what the chart does not grant"
-    if _is_whole(request.config):
+    assert not_granted(asked) == [], "operators asked for what the chart does not grant"
+    if _is_whole(request.config) and not request.session.testsfailed:
         tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
         never = listed("jobs", "cluster", "operator", *tls) - NEVER_ASKED.keys() - used
         assert never == set(), "granted, and asked for by no test"
@@ -67,8 +69,9 @@ def _is_whole(config: pytest.Config) -> bool:
     here = Path(__file__).parent
     named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
     option = config.option
-    is_chosen = option.keyword or option.lf or option.failedfirst or existing_cluster()
-    return bool(named & {here, here.parent}) and not is_chosen and not missing()
+    is_part = option.keyword or option.lf or option.deselect or "not slow" not in option.markexpr
+    is_here = existing_cluster() is None and not missing()
+    return bool(named & {here, here.parent}) and not is_part and is_here
 
 
 @pytest.fixture(scope="session")

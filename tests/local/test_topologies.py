@@ -37,7 +37,7 @@ def nap(nap_s):
 
 CHANCE = 1 / 3
 """Of three blobs. Gradients of neighbours alone do not bring replicas of a ring together: theirs
-differ for good, and reach 0.55 to 0.6."""
+differ for good; the worst reaches 0.55 to 0.6, their mean 0.62 to 0.66."""
 
 FEW_BYTES = 4000
 """More than the last words of a run, less than ten gradients."""
@@ -75,7 +75,9 @@ def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path) -> None:
     assert links(run) == RING
     assert {event.rank for event in run.events("TrainingStopped")} == {0, 1, 2, 3}
     assert run.events("KnowledgeTransferred")
-    assert run.summary()["accuracy"]["min"] > CHANCE + 0.1
+    accuracy = run.summary()["accuracy"]
+    assert accuracy["min"] > CHANCE + 0.1
+    assert accuracy["mean"] > 0.55
     assert_models_of_all(run)
 
 

@@ -43,7 +43,7 @@ TOGETHER, APART = 2, 9
 HERE, THERE = 0.0, 3.0
 """The weights that the two sides have trained to."""
 ALONE = Rank(2)
-ACROSS = [(Rank(one), other) for one in (0, 1) for other in (ALONE,)]
+ACROSS = [(Rank(0), ALONE), (Rank(1), ALONE)]
 
 
 def job(mode: str, policy: str) -> Spec:

@@ -113,7 +113,7 @@ def listed(*scopes: str) -> set[Right]:
     }
 
 
-def beside(asked: list[Asked]) -> list[str]:
+def not_granted(asked: list[Asked]) -> list[str]:
     """What was asked for that files/rights.yaml grants in no scope, or that was forbidden."""
     granted = listed(*{right["scope"] for right in RIGHTS})
     beyond = {str(right) for each in asked for right in each.rights - granted}
