@@ -99,19 +99,10 @@ def kubectl(bare: Kubectl) -> Iterator[Kubectl]:
     """The same, with the CRD."""
     bare.run("create", "-f", str(manifest_schema.CRD))
     try:
-        _wait_for_conditions(bare)
-        bare.wait("--for=condition=Established", f"crd/{CRD}")
+        bare.wait_until_known(CRD)
         yield bare
     finally:
         bare.run("delete", "crd", CRD, "--wait=false")
-
-
-def _wait_for_conditions(kubectl: Kubectl) -> None:
-    """`kubectl wait` fails on a definition that has no conditions yet."""
-    deadline_s = time.monotonic() + 30
-    while not kubectl.get("crd", CRD).get("status", {}).get("conditions"):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ TLS_VALUES = {"secretNames": ["plant-ca"], "certManager": cert_manager.built() i
 TLS_SCOPES = ("Secret", "CertManager") if TLS_VALUES["certManager"] else ("Secret",)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sites(testbed_possible: None) -> Iterator[list[Site]]:
     """An API server for each mode, with nothing that runs pods."""
     assert testbed_possible is None

@@ -54,11 +54,8 @@ def install(folder: Path, kubectl: Kubectl) -> None:
     """Has the API server know its kinds; `folder` is what `built` yields."""
     for path in sorted(folder.glob("cert-manager.io_*.yaml")):
         kubectl.run("apply", "--server-side", "-f", str(path))
-    kubectl.run(
-        "wait", "--for=condition=Established", "--timeout=30s",
-        "crd/certificates.cert-manager.io", "crd/issuers.cert-manager.io",
-        "crd/certificaterequests.cert-manager.io", "crd/clusterissuers.cert-manager.io",
-    )  # fmt: skip
+    kinds = ("certificates", "issuers", "certificaterequests", "clusterissuers")
+    kubectl.wait_until_known(*(f"{kind}.cert-manager.io" for kind in kinds))
 
 
 class CertManager:

@@ -64,7 +64,8 @@ def install(folder: Path, kubectl: Kubectl) -> None:
     kubectl.run("create", "namespace", NAMESPACE)
     for path in sorted(folder.glob("*.yaml")):
         kubectl.run("apply", "--server-side", "-f", str(path))
-    kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    definitions = kubectl.run("get", "crd", "--output=name").split()
+    kubectl.wait_until_known(*(each.partition("/")[2] for each in definitions))
 
 
 class Flux:

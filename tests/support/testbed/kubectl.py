@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,19 @@ class Kubectl:
         except UnavailableError:
             return False
         return True
+
+    def wait_until_known(self, *kinds: str, timeout_s: float = 60) -> None:
+        """Returns when the API server serves them all. `kubectl wait` is of no use for it: it fails
+        at once on a definition that has no conditions yet.
+
+        Raises: UnavailableError naming one that it does not serve in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for kind in kinds:
+            while not self.knows(kind):
+                if time.monotonic() > deadline_s:
+                    raise UnavailableError(f"{kind}: not served within {timeout_s:g} s")
+                time.sleep(0.25)
 
     def apply(self, *documents: dict[str, Any]) -> None:
         """`kubectl apply` of these documents, together."""
