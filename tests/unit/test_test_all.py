@@ -1,0 +1,106 @@
+"""`tools/test-all` over a small tree of tests: what it runs, what it runs again, what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PASSES = "def test_passes():\n    pass\n"
+TIMES_TRIED = """
+import pathlib
+import pytest
+
+def test_counts():
+    tries = pathlib.Path(__file__).with_suffix(".tries")
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    assert len(tries.read_text()) > {fails}
+"""
+SHAKY = ("cluster/test_shaky", "local/test_shaky", "local/test_slowly")
+PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with the real script, configuration and conftest, and one test for each tier."""
+    for folder in (
+        "unit",
+        "property",
+        "contract",
+        "fuzz",
+        "simulated",
+        "chart",
+        "cluster",
+        "local",
+    ):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+    (tmp_path / "tools").mkdir()
+    for file in ("tools/test-all", "pyproject.toml", "tests/conftest.py"):
+        shutil.copy(REPOSITORY / file, tmp_path / file)
+    pytest_of_the_tree = tmp_path / ".venv" / "bin" / "pytest"
+    pytest_of_the_tree.parent.mkdir(parents=True)
+    pytest_of_the_tree.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
+    pytest_of_the_tree.chmod(0o755)
+    for tier in ("unit", "cluster", "local"):
+        (tmp_path / "tests" / tier / f"test_{tier}.py").write_text(PASSES)
+    (tmp_path / "tests" / "local" / "test_patient.py").write_text(PATIENT + PASSES)
+    return tmp_path
+
+
+def failing(times: int) -> str:
+    """A test that fails that many times before it passes."""
+    return TIMES_TRIED.format(fails=times)
+
+
+def tried(tree: Path, test: str) -> int:
+    return len((tree / "tests" / f"{test}.tries").read_text())
+
+
+def run(tree: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [tree / "tools" / "test-all"], cwd=tree, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
+    """Every tier's result is shown, also of those that ran beside the others."""
+    ended = run(tree)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("1 passed") == 4
+    assert "by itself" not in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_what_failed_of_real_processes_is_run_by_itself(tree: Path) -> None:
+    """Twice in its session, once more in one of its own: then what it shares with others is new."""
+    (tree / "tests/cluster/test_shaky.py").write_text(failing(2))
+    (tree / "tests/local/test_shaky.py").write_text(failing(2))
+    (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(2))
+    ended = run(tree)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [tried(tree, test) for test in SHAKY] == [3, 3, 3]
+    assert ended.stdout.count("test-all: what failed, by itself") == 3
+
+
+def test_what_fails_by_itself_too_fails_the_whole(tree: Path) -> None:
+    """Whatever tier it is of."""
+    (tree / "tests/cluster/test_shaky.py").write_text(failing(9))
+    (tree / "tests/local/test_shaky.py").write_text(failing(9))
+    (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(9))
+    ended = run(tree)
+    assert ended.returncode == 1
+    assert "clusters 1, local 1, fast and simulated 0, patient 1" in ended.stderr
+    assert [tried(tree, test) for test in SHAKY] == [4, 4, 4]
+
+
+def test_a_fast_test_is_not_run_again(tree: Path) -> None:
+    """It fails the whole at once."""
+    (tree / "tests/unit/test_shaky.py").write_text(failing(1))
+    ended = run(tree)
+    assert ended.returncode == 1
+    assert "fast and simulated 1" in ended.stderr
+    assert tried(tree, "unit/test_shaky") == 1
