@@ -309,25 +309,34 @@ def test_sigterm_ends_a_process_that_waits_for_its_coordinator(
     restricted.run("delete", "pod", name, "--wait=false")
 
 
+WORKER = ["--omit=click", "--omit=libclang"]
+
+
 @pytest.mark.parametrize(
-    ("platform", "options"),
+    ("extra", "platform", "options"),
     [
-        ("aarch64-manylinux_2_28", []),
-        ("x86_64-manylinux_2_28", []),
+        ("operator", "aarch64-manylinux_2_28", ["--omit=click", "--omit=rich"]),
+        ("sidecar", "aarch64-manylinux_2_28", ["--omit=click", "--omit=rich"]),
+        ("worker", "aarch64-manylinux_2_28", WORKER),
+        ("worker", "x86_64-manylinux_2_28", WORKER),
         (
+            "worker",
             "x86_64-manylinux_2_28",
-            ["--omit=tensorflow-cpu", "--lock=requirements.lock", "--lock=requirements-gpu.lock"],
+            [
+                *WORKER,
+                "--omit=tensorflow-cpu",
+                "--lock=requirements.lock",
+                "--lock=requirements-gpu.lock",
+            ],
         ),
     ],
 )
-def test_a_workers_packages_are_to_be_had_with_their_hashes(
-    tmp_path: Path, platform: str, options: list[str]
+def test_packages_are_to_be_had_with_their_hashes(
+    tmp_path: Path, extra: str, platform: str, options: list[str]
 ) -> None:
     """The index is asked for a wheel of each; nothing is built, nothing installed."""
-    tool = [sys.executable, "tools/image_requirements.py", "--extra=worker", "--omit=click"]
-    picked = subprocess.run(
-        [*tool, "--omit=libclang", *options], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    tool = [sys.executable, "tools/image_requirements.py", f"--extra={extra}"]
+    picked = subprocess.run([*tool, *options], cwd=ROOT, capture_output=True, text=True, check=True)
     (tmp_path / "picked.lock").write_text(picked.stdout)
     uv = Path(sys.executable).with_name("uv")
     done = subprocess.run(
@@ -340,4 +349,5 @@ def test_a_workers_packages_are_to_be_had_with_their_hashes(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Would install" in done.stderr
-    assert ("tensorflow-cpu==" in done.stderr) == (platform.startswith("x86") and not options)
+    with_cpu = extra == "worker" and platform.startswith("x86") and options == WORKER
+    assert ("tensorflow-cpu==" in done.stderr) == with_cpu

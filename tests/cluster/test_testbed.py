@@ -1,29 +1,35 @@
 """Proves on real clusters: a pod runs to its end under a hard CPU limit; names resolve and services
 answer; pods of different sites reach each other at the rate that was set, and not past a cut; a
 node that loses its power or its cable is seen to be gone, and comes back (slow tier); a killed `up`
-leaves nothing that `down` does not take away; another cluster is used only where it is marked.
+leaves nothing that `down` does not take away; another cluster is used only where it is marked;
+`tools/testbed` says what is up and what is missing, and brings images to nodes.
 
 Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from dlion_api.errors import UnavailableError
+from testbed.__main__ import main as command
 from testbed.existing import CONTEXT, KUBECONFIG, LABEL, existing_cluster
 from testbed.groups import groups_of, hierarchies, processes_in
-from testbed.images import BUSYBOX_IMAGE
+from testbed.images import BUSYBOX_IMAGE, own_images
 from testbed.removal import traces
+from testbed.requirements import missing
 from testbed.sites import Testbed, remove_orphans
 from testbed.state import exclusive, folder_of
 
@@ -238,6 +244,55 @@ def test_another_cluster_is_used_only_if_it_is_marked(testbed: Testbed, tmp_path
     site.kubectl.run("label", "namespace", "kube-system", f"{LABEL}-")
     with pytest.raises(UnavailableError, match=f"{LABEL}=None"):
         existing_cluster({KUBECONFIG: str(named)}, program=program)
+
+
+def said(testbed: Testbed, *words: str) -> str:
+    """What `tools/testbed` prints of that one."""
+    done = CliRunner().invoke(command, ["--name", testbed.layout.name, *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_command_says_what_is_up_and_what_it_is_called(testbed: Testbed) -> None:
+    told = json.loads(said(testbed, "status", "--output", "json"))
+    assert [site["name"] for site in told["sites"]] == list(testbed.sites)
+    for site in told["sites"]:
+        programs = {**site["programs"], **site["nodes"][0]["programs"]}
+        assert {"kube-apiserver", "kubelet", "containerd"} <= set(programs)
+        assert all(Path(f"/proc/{number}").exists() for number in programs.values())
+        assert said(testbed, "kubeconfig", site["name"]).strip() == site["kubeconfig"]
+        assert f"  {site['name']}  {site['apiServer']}" in said(testbed, "status")
+    assert testbed.layout.name in said(testbed, "list").split()
+
+
+def test_an_image_is_brought_to_the_nodes_of_one_site(testbed: Testbed, tmp_path: Path) -> None:
+    """A pod that never pulls runs there; at the other site it finds no image."""
+    (shell,) = [i for i in own_images(testbed.binaries) if i.reference == BUSYBOX_IMAGE]
+    brought = replace(shell, reference=f"dlion.test/brought:{os.getpid()}")
+    archive = brought.write(tmp_path / "brought.tar")
+    said(testbed, "load-image", str(archive), "--site", "site-a")
+    document = pod("brought", "echo here")
+    container = document["spec"]["containers"][0]
+    container |= {"image": brought.reference, "imagePullPolicy": "Never"}
+    assert output(testbed.site("site-a").kubectl, document) == "here\n"
+    other = testbed.site("site-b").kubectl
+    other.apply(document)
+    try:
+        waiting = "jsonpath={.status.containerStatuses[0].state.waiting.reason}"
+        other.wait(f"--for={waiting}=ErrImageNeverPull", "pod/brought")
+    finally:
+        other.run("delete", "pod", "brought", "--wait=true")
+
+
+def test_what_a_machine_lacks_is_said_with_how_to_get_it(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert testbed
+    assert missing() == []
+    monkeypatch.setenv("PATH", "/nowhere")
+    lacking = missing()
+    assert {line.split()[1] for line in lacking} >= {"containerd", "runc", "buildah", "tc"}
+    assert all("make testbed-setup" in line for line in lacking)
 
 
 def machine_traces() -> set[str]:

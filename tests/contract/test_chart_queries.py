@@ -1,13 +1,15 @@
 """Alerts and dashboards ask for metrics that there are, and say so where people look.
 
-Proves: every metric, label and label's value in a query of the chart is in docs/metrics.md (which
-tests/unit/sidecar holds against the sidecars' code), counters are only asked for their increase,
-and only counters are; every alert is documented and says what to look at.
+Proves: every metric, label and label's value in a query of the chart is in docs/metrics.md, which
+has the operator's metrics as its code makes them (tests/unit/sidecar holds the sidecars' against
+theirs); counters are only asked for their increase, and only counters are; every alert is
+documented and says what to look at.
 Leaves out: whether a query answers its question, and PromQL's grammar beyond balanced brackets.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -29,6 +31,7 @@ ALERTS = [
     for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
+OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "metrics.py"
 SIDECARS = {"namespace", "job", "site"}
 SCRAPED = {"pod", "le"}
 """Labels that the scraper adds to a sidecar's metrics, and that a histogram's buckets have."""
@@ -69,6 +72,27 @@ def test_both_lists_are_read() -> None:
     assert {"dlion_steps_total", "dlion_node_temperature_celsius", "dlion_job_state"} < set(KNOWN)
     assert KNOWN["dlion_operator_reconcile_seconds_bucket"] == ("histogram", set())
     assert KNOWN["dlion_job_state"] == ("gauge", {"namespace", "job", "state"})
+
+
+def made_by_the_operator() -> dict[str, str]:
+    """Type of every metric that its code makes, by its name as Prometheus keeps it."""
+    found = {}
+    for call in ast.walk(ast.parse(OPERATOR_METRICS.read_text())):
+        made = re.fullmatch(
+            r"(Counter|Gauge|Histogram)(?:MetricFamily)?",
+            getattr(getattr(call, "func", None), "id", ""),
+        )
+        if isinstance(call, ast.Call) and made is not None:
+            name = ast.literal_eval(call.args[0])
+            kind = made[1].lower()
+            found[f"{name}_total" if kind == "counter" else name] = kind
+    return found
+
+
+def test_the_operators_metrics_are_documented_and_no_other() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("The operator"), re.MULTILINE)
+    assert len(rows) > 15
+    assert dict(rows) == made_by_the_operator()
 
 
 @pytest.mark.parametrize("query", list(queries()))

@@ -1,19 +1,21 @@
 """docs/conditions.md names exactly the reasons of `dlion_api.status`, every condition, and exactly
-the events that workers' records become.
+the events that workers' records become, and those that the operator posts of itself.
 
 Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 from dlion_api.reasons import EventReason
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.worker_news import BANDWIDTH_DROPPED, PEER_LOST, TOLD
+from dlion_operator.worker_news import BANDWIDTH_DROPPED, CALLER_REFUSED, PEER_LOST, TOLD
 
-PAGE = (Path(__file__).parents[2] / "docs/conditions.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/conditions.md").read_text(encoding="utf-8")
 
 
 def test_every_reason_is_explained_and_no_other() -> None:
@@ -27,6 +29,26 @@ def test_every_event_of_workers_is_explained_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     same = TOLD - {EventReason.WORKER_LOST}
     assert sorted(rows) == sorted([*same, PEER_LOST, BANDWIDTH_DROPPED])
+
+
+def test_every_event_of_the_operator_is_explained_and_no_other() -> None:
+    section = PAGE.partition("\nWhenever the reason")[2].partition("\nAnd what workers tell")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
+    of_conditions = {Reason.SPEC_DIFFERS.value, Reason.NO_AUTHORITY.value}
+    assert sorted(rows) == sorted({*spelt_in_notices(), CALLER_REFUSED, *of_conditions})
+
+
+def spelt_in_notices() -> set[str]:
+    """Reasons that the operator's code gives to an event as they stand."""
+    return {
+        call.args[0].value
+        for path in (ROOT / "operator" / "dlion_operator").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "id", "") == "Notice"
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    }
 
 
 def test_every_condition_is_on_the_page() -> None:

@@ -1,8 +1,9 @@
 """What the images install is what the lock says, with its hashes, and no more than they need.
 
 Proves: for each image the part of the lock is the closure of its extra, by the packages' own
-metadata; hashes stand as in the lock; the GPU's lock agrees with it; a lock or an option that does
-not fit is refused with a message. Leaves out: the images themselves (tests/cluster/test_images.py).
+metadata; hashes stand as in the lock; the GPU's lock agrees with it; the Dockerfile's argument
+chooses between them as the tests here do; a lock or an option that does not fit is refused with a
+message. Leaves out: the images themselves (tests/cluster/test_images.py).
 """
 
 from __future__ import annotations
@@ -139,6 +140,35 @@ def test_a_worker_for_gpus_has_cuda_and_one_tensorflow() -> None:
     assert "tensorflow-cpu" not in made
     text = printed("--extra=worker", *GPU)
     assert text.count("\ntensorflow==") == text.count("\nkeras==") == 1
+
+
+@pytest.mark.parametrize(("tensorflow", "options"), [("cpu", []), ("gpu", GPU)])
+def test_the_build_argument_chooses_the_lock(tensorflow: str, options: list[str]) -> None:
+    """The Dockerfile's own lines, run by a shell."""
+    done = chosen_by_the_dockerfile(tensorflow)
+    assert done.returncode == 0, done.stderr
+    asked = done.stdout.splitlines()
+    assert asked[:2] == ["--extra", "worker"]
+    ours = " ".join(options).replace("=", " ").replace(f"{ROOT}/", "")
+    assert " ".join(asked).endswith(ours)
+    assert ("requirements-gpu.lock" in asked) == bool(options)
+    assert here(printed(*asked)) >= {"tensorflow" if options else "tensorflow-cpu", "keras"}
+
+
+def test_another_build_argument_is_refused() -> None:
+    done = chosen_by_the_dockerfile("rocm")
+    assert done.returncode == 1
+    assert done.stderr == "TENSORFLOW=rocm: allowed are cpu and gpu\n"
+
+
+def chosen_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[str]:
+    """What it gives to tools/image_requirements.py, a word in each line."""
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    (script,) = re.findall(r"(set -- --extra worker .*? esac) +&&", lines)
+    return subprocess.run(
+        ["sh", "-c", f"{script} && printf '%s\\n' \"$@\""],
+        env={"TENSORFLOW": tensorflow}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
