@@ -1,12 +1,13 @@
 """Batch shares under hard CPU quotas beside what each worker does alone.
 
-    python benchmarks/quotas.py [--runs 5] [--short]
+    python benchmarks/quotas.py [--runs 5] [--short] [--step-s 1]
 
-As root. Each worker by itself at its quota: samples per second of wall time, before and after the
-job, as the machine does not stay the same. Between them the job of all four, whose quotas are
-permuted in the middle. Printed: each worker's share of the batch beside
-its share of the samples per second alone, and after how many of its iterations all shares were
-within the bar for good. Exit code 1 where the bar is missed.
+As root. First how many samples make steps of about that many seconds on this machine. Then each
+worker by itself at its quota: samples per second of wall time, before and after the job, as the
+machine does not stay the same. Between them the job of all four, whose quotas are permuted in the
+middle. Printed: each worker's share of the batch beside its share of the samples per second alone,
+and after how many of its iterations all shares were within the bar for good. Exit code 1 where the
+bar is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ QUOTAS = (0.8, 0.4, 0.2, 0.2)
 PERMUTATION = (3, 2, 1, 0)
 """Worker k gets the quota that worker PERMUTATION[k] had."""
 
-GLOBAL_BATCH = 600
+PROBED_WITH = 600
+"""Samples in an iteration of all workers, in the run that tells how many there should be."""
+STEP_S = 1.0
+MIN_STEP_S = 0.3
+PHASE_STEPS = 30
+"""That many before the change of quotas at least, and after it."""
 MBIT_PER_S = 50
 SETTLE_S = 3.0
 """The quota is imposed a moment after training begins, and the period before it is saved up."""
@@ -69,13 +75,17 @@ def environment(quotas: tuple[float, ...], change_s: float | None) -> local_runs
     return document
 
 
-def alone_samples_per_s(out: Path, data: Path, quota: float, seconds: float) -> float:
-    """Samples per second of wall time that one worker does at that quota, without any exchange."""
+def alone_samples_per_s(
+    out: Path, data: Path, quota: float, seconds: float, global_batch: int
+) -> float:
+    """Samples per second of wall time that one worker does at that quota, without any exchange,
+    with its part of that batch of all.
+    """
     document = local_runs.job(
         name="alone",
         workers=1,
         data=data,
-        global_batch=max(8, round(GLOBAL_BATCH * quota / sum(QUOTAS))),
+        global_batch=max(8, round(global_batch * quota / sum(QUOTAS))),
         exchange={"policy": "none"},
         trainer={"stop": {"maxSeconds": seconds}},
     )
@@ -86,13 +96,25 @@ def alone_samples_per_s(out: Path, data: Path, quota: float, seconds: float) -> 
     return sum(s["local_batch_size"] for s in steps) / sum(s["wall_s"] for s in steps)
 
 
-def job_steps(folder: Path, data: Path, seconds: float) -> tuple[list[Record], float]:
+def batch_for(step_s: float) -> int:
+    """Samples of all workers that take about so long on this machine now, each at its quota."""
+    with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
+        folder = Path(temporary)
+        data = local_runs.random_images(folder)
+        most = max(QUOTAS)
+        rate = alone_samples_per_s(folder / "probe", data, most, 11.0, PROBED_WITH)
+    return round(rate / most * sum(QUOTAS) * step_s)
+
+
+def job_steps(
+    folder: Path, data: Path, seconds: float, global_batch: int
+) -> tuple[list[Record], float]:
     """Steps of the job of all four, and when the quotas were permuted."""
     document = local_runs.job(
         name="quotas",
         workers=len(QUOTAS),
         data=data,
-        global_batch=GLOBAL_BATCH,
+        global_batch=global_batch,
         exchange={"policy": "dlion"},
         trainer={"stop": {"maxSeconds": seconds}},
     )
@@ -136,18 +158,22 @@ def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
     )
 
 
-def once(folder: Path, *, alone_s: float, job_s: float) -> tuple[dict[float, float], list[Phase]]:
+def once(
+    folder: Path, *, alone_s: float, job_s: float, global_batch: int
+) -> tuple[dict[float, float], list[Phase]]:
     """One whole comparison; what each does alone is the mean of before and after the job."""
     data = local_runs.random_images(folder)
 
     def all_alone(when: str) -> dict[float, float]:
         return {
-            quota: alone_samples_per_s(folder / f"alone-{quota:g}-{when}", data, quota, alone_s)
+            quota: alone_samples_per_s(
+                folder / f"alone-{quota:g}-{when}", data, quota, alone_s, global_batch
+            )
             for quota in sorted(set(QUOTAS))
         }
 
     before = all_alone("before")
-    steps, changed_s = job_steps(folder, data, job_s)
+    steps, changed_s = job_steps(folder, data, job_s, global_batch)
     after = all_alone("after")
     moved = max(abs(after[quota] / before[quota] - 1) for quota in before)
     print(f"    between before and after the job, alone: at most {moved:.1%} apart")
@@ -176,13 +202,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="three minutes instead of six")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="about so long is a step")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--keep", type=Path, help="keep the result folders there")
     arguments = parser.parse_args()
+    if arguments.step_s < MIN_STEP_S:
+        parser.error(f"--step-s: the bar is for steps of {MIN_STEP_S:g} s and more")
     lengths = (
         {"alone_s": 11.0, "job_s": 50.0} if arguments.short else {"alone_s": 18.0, "job_s": 80.0}
     )
-    print(f"commit {local_runs.commit()}; quotas {QUOTAS}, then permuted {PERMUTATION}")
+    lengths["job_s"] = max(lengths["job_s"], 2 * PHASE_STEPS * arguments.step_s + 2 * SETTLE_S)
+    batch = batch_for(arguments.step_s)
+    print(
+        f"commit {local_runs.commit()}; quotas {QUOTAS}, then permuted {PERMUTATION}; "
+        f"{batch} samples a step of about {arguments.step_s:g} s"
+    )
     print("run | phase    | samples/s alone | share alone | batch share | ratio | iterations "
           "| worst after | step s")  # fmt: skip
     every: list[Phase] = []
@@ -192,7 +226,7 @@ def main() -> int:
             if arguments.keep is not None:
                 folder = arguments.keep / str(number)
                 folder.mkdir(parents=True)
-            alone, phases = once(folder, **lengths)
+            alone, phases = once(folder, **lengths, global_batch=batch)
         show(number, alone, phases)
         every += phases
     if arguments.json is not None:
