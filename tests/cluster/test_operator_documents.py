@@ -2,12 +2,14 @@
 
 Proves: for each of 1,200 manifests changed at random, with a pod template made up at random or
 none, that the API server accepts, a decision is made without an exception, with conditions that
-name a reason, and a second look at the same world says the same. Prints how many were accepted.
-Left out: carrying the decision out (test_operator).
+name a reason, and a second look at the same world says the same. Some of them are stored, each as a
+job of a running operator's site: it gives each a status, ends none of its looks by a defect and
+goes on. Prints how many were accepted. Left out: pods that run (test_training).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,12 @@ from hypothesis import strategies as st
 
 from api_server import Jobs, jobs_of
 from dlion_api.spec import load_job
+from fault_proxy import waited
 from manifest_strategies import changed_documents, values
 from manifest_table import ACCEPTED
+from operator_process import OperatorProcess
 from operator_world import SETTINGS, World
+from podless_jobs import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +44,8 @@ POD = st.dictionaries(
     max_size=3,
 )
 TEMPLATES = st.none() | st.fixed_dictionaries({"metadata": values, "spec": POD}) | values
+OURS = "dlion.dev/operator"
+STORED = 50
 accepted = 0
 
 
@@ -89,10 +96,59 @@ def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, templa
     site = document["spec"]["sites"][0]["name"]
     world = World(document, replace(SETTINGS, site=site))
     first = world.look()
-    if document["spec"].get("managedBy", "dlion.dev/operator") != "dlion.dev/operator":
+    if document["spec"].get("managedBy", OURS) != OURS:
         assert first.status is None
         return
     assert first.status is not None
     assert all(each["reason"] for each in first.status["conditions"])
     second = world.look()
     assert second.status == first.status
+
+
+def test_what_is_accepted_is_served_by_a_running_operator(kubectl: Kubectl, tmp_path: Path) -> None:
+    """Whatever it asks for: of a job that cannot be, the status says why."""
+    stored: list[str] = []
+
+    with jobs_of(kubectl) as jobs:
+
+        @given(likely(), TEMPLATES)
+        @settings(
+            max_examples=4 * STORED,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        def store(manifest: Any, template: Any) -> None:
+            if len(stored) == STORED:
+                return
+            document = of_a_small_site(manifest, f"job-{len(stored)}")
+            if isinstance(template, dict):
+                document["spec"]["podTemplate"] = template
+            with contextlib.suppress(ValueError):  # no JSON
+                if jobs.create(document, dry_run=False).accepted:
+                    stored.append(document["metadata"]["name"])
+
+        store()
+    print(f"{len(stored)} jobs are stored")
+    assert len(stored) > STORED / 2
+    with OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,)) as operator:
+        waited_for = [
+            name for name in stored if not waited(lambda n=name: state_of(kubectl, n), 60)
+        ]
+        states = {name: state_of(kubectl, name) for name in stored}
+        print(sorted(states.values()))
+        assert waited_for == []
+        assert operator.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+        assert (operator.starts, operator.is_running()) == (1, True)
+
+
+def of_a_small_site(manifest: Any, name: str) -> Any:
+    """That document under another name, for this operator, at its site, with few workers."""
+    document = copy.deepcopy(manifest)
+    document["metadata"] = {"name": name, "labels": manifest["metadata"].get("labels") or {}}
+    document["spec"].pop("managedBy", None)
+    document["spec"]["sites"][0]["name"] = "plant-a"
+    for site in document["spec"]["sites"]:
+        for group in site["groups"]:
+            group["workers"] = min(group.get("workers", 1), 2)
+    return document

@@ -3,7 +3,8 @@
 Proves: a killed worker process, a deleted pod and a killed operator are no end of the run; a
 suspended job goes on where it was, on another node; a missing image or Secret, a node that there is
 none of, a program that raises and too little memory are said with a reason and an event; kstatus,
-Flux and Argo CD say of each what docs/conditions.md says. Prints how long it took to each of these.
+Flux and Argo CD say of each what docs/conditions.md says; a run that takes too long is ended, and
+what it was made of goes after its time, but for the job. Prints how long it took to each of these.
 Left out: a whole job (test_unequal_workers), several sites (federation), faults of the API server,
 workers that are lost while they train (test_worker_losses).
 """
@@ -56,6 +57,7 @@ WITH_A_SECRET = {
         {"name": "trainer", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
     ],
 }
+DEADLINE_S, TTL_S = 15, 60
 NOWHERE = {"nodeSelector": {"dlion.test/node": "nowhere"}}
 
 
@@ -149,34 +151,72 @@ def test_a_suspended_job_goes_on_where_it_was_on_another_node(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
     document = manifest({"a": 500, "b": 500})
-    kubectl.apply(document)
-    wait_until_trains(kubectl)
-    eventually(lambda: iteration(kubectl) > 5, what="iterations")
-    keeper = kubectl.get("pods", "-l", "app.kubernetes.io/component=keeper")["items"][0]
-    used = {
-        each["spec"]["nodeName"]
-        for each in kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"]
-    }
-    document["spec"]["suspend"] = True
-    kubectl.apply(document)
-    eventually(lambda: not kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")["items"])
-    agree(kubectl.get("dlj", "digits"), SUSPENDED)
-    early = _steps(kubectl, tmp_path / "before")
-    before = max(each["iteration"] for each in early)
-    known = {each["incarnation"] for each in early}
-    everywhere = {each["metadata"]["name"] for each in kubectl.get("nodes")["items"]}
-    for node in used if used != everywhere else {keeper["spec"]["nodeName"]}:
-        kubectl.run("cordon", node)
+    one, another = sorted(each["metadata"]["name"] for each in kubectl.get("nodes")["items"])
     try:
+        kubectl.run("cordon", another)
+        kubectl.apply(document)
+        wait_until_trains(kubectl)
+        eventually(lambda: iteration(kubectl) > 5, what="iterations")
+        assert nodes_of_workers(kubectl) == {one}
+        document["spec"]["suspend"] = True
+        kubectl.apply(document)
+        eventually(lambda: not workers(kubectl))
+        agree(kubectl.get("dlj", "digits"), SUSPENDED)
+        early = _steps(kubectl, tmp_path / "before")
+        before = max(each["iteration"] for each in early)
+        known = {each["incarnation"] for each in early}
+        kubectl.run("uncordon", another)
+        kubectl.run("cordon", one)
         document["spec"]["suspend"] = False
         kubectl.apply(document)
+        eventually(lambda: len(workers(kubectl)) == 2, what="two workers")
+        wait_until_trains(kubectl)
+        assert nodes_of_workers(kubectl) == {another}
         kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=300)
     finally:
-        kubectl.run("uncordon", *everywhere)
+        kubectl.run("uncordon", one, another)
     after = _steps(kubectl, tmp_path / "after")
     first = min(each["iteration"] for each in after if each["incarnation"] not in known)
     print(f"iteration {before} before the break, {first} after it")
     assert first == before + 1
+
+
+def test_a_run_that_takes_too_long_is_ended_and_tidied_away(kubectl: Kubectl) -> None:
+    """It is kept for its time to live; then nothing is left but the job, which says why."""
+    kubectl.apply(
+        manifest({"a": 500}, activeDeadlineSeconds=DEADLINE_S, ttlSecondsAfterFinished=TTL_S)
+    )
+    kubectl.wait("--for=condition=Failed", "dlj/digits", timeout_s=180)
+    document = kubectl.get("dlj", "digits")
+    agree(document, FAILED)
+    (failed,) = [c for c in document["status"]["conditions"] if c["type"] == "Failed"]
+    assert (failed["reason"], f"({DEADLINE_S} s)" in failed["message"]) == (
+        "DeadlineExceeded",
+        True,
+    )
+    assert is_told(kubectl, "digits", "DeadlineExceeded")
+    began = seconds(document["metadata"]["creationTimestamp"])
+    assert seconds(failed["lastTransitionTime"]) - began >= DEADLINE_S
+    ours = "app.kubernetes.io/managed-by=dlion-operator"
+    assert kubectl.get("jobs,deployments", "-l", ours)["items"]
+    eventually(
+        lambda: not kubectl.get("jobs,deployments,services,configmaps,pods", "-l", ours)["items"],
+        within_s=TTL_S + 60,
+        what="nothing left",
+    )
+    assert kubectl.get("dlj", "digits")["status"]["conditions"] == document["status"]["conditions"]
+
+
+def workers(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """Pods of workers that there are."""
+    found: list[dict[str, Any]] = kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")[
+        "items"
+    ]
+    return found
+
+
+def nodes_of_workers(kubectl: Kubectl) -> set[str]:
+    return {each["spec"]["nodeName"] for each in workers(kubectl)}
 
 
 def _steps(kubectl: Kubectl, out: Path) -> list[dict[str, Any]]:
