@@ -321,7 +321,7 @@ class Node:
         exchange = SimpleNamespace(
             send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_states=dict,
             take_deliveries=list, room_bytes=self.room_bytes, one_way_delays_s=dict,
-            quarantine=nothing, set_budgets=nothing,
+            offended=nothing, set_budgets=nothing,
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing, on_refused=nothing)
         reporter = SimpleNamespace(

@@ -1,7 +1,8 @@
 """What a trainer does about refusals: told once each and at once, counted every time, and a peer
-whose messages go on to make no sense is shut out.
+whose messages go on to make no sense is shut out, in every incarnation anew.
 
-Left out: who refuses (tests/local/test_links), the way of the records (test_reporting).
+A real link; nothing is sent on it. Left out: who refuses (tests/local/test_links), the way of the
+records (test_reporting).
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import pytest
 
 from dlion_api.measurements import RefusalCount, StreamRefusals
 from dlion_api.names import Rank
-from dlion_api.refusals import PeerRefusal
-from dlion_worker.exchange import LinkDown, Refused
-from dlion_worker.trainer.refusals import MOST_REFUSALS, QUARANTINE_AFTER, Refusals
+from dlion_api.refusals import CallerError, PeerRefusal
+from dlion_api.wire.exchange_pb2 import Hello
+from dlion_worker.exchange import LinkDown, QueueRule, Refused
+from dlion_worker.exchange.links import OFFENCES, Link, Self, Surroundings
+from dlion_worker.trainer.refusals import MOST_REFUSALS, Refusals
+from linked_workers import JOB, identity
 
 PEER = Rank(3)
 
@@ -26,16 +30,31 @@ class Worker:
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
         self.counts = StreamRefusals(())
-        self.shut_out: list[Rank] = []
         self.measuring: Any = None
         reporter: Any = SimpleNamespace(event=self._event)
         sidecar: Any = SimpleNamespace(send=self._count, on_refused=self._listen)
-        exchange: Any = SimpleNamespace(quarantine=lambda peer, _: self.shut_out.append(peer))
+        exchange: Any = SimpleNamespace(offended=self._offended)
         self.refusals = Refusals(reporter, sidecar, lambda: exchange, lambda: 7)
+        me = Self(JOB, identity(0), 1, QueueRule.NEWEST, 10, 1000)
+        take = self.refusals.sieve(lambda _: None)
+        self.link = Link(identity(PEER), Surroundings(me, take))
 
     def _event(self, _reason: str, message: str, *, iteration: int, warning: bool) -> None:
         assert warning
         self.events.append((message, iteration))
+
+    def _offended(self, peer: Rank, reason: str) -> None:
+        assert peer == PEER
+        self.link.offended(reason)
+
+    def admits(self, incarnation: int) -> bool:
+        """Whether that incarnation of the peer may send."""
+        stream: Any = SimpleNamespace(end=lambda _reason: None)
+        try:
+            self.link.admit(Hello(incarnation=incarnation), stream)
+        except CallerError as error:
+            return error.kind is not PeerRefusal.QUARANTINED
+        return True
 
     def _count(self, counts: StreamRefusals) -> None:
         self.counts = counts
@@ -80,8 +99,27 @@ def test_strangers_do_not_fill_the_memory(worker: Worker) -> None:
     assert worker.counts.counts == (RefusalCount("Malformed", False, 2 * MOST_REFUSALS),)
 
 
-def test_who_goes_on_is_shut_out(worker: Worker) -> None:
-    for iteration in range(QUARANTINE_AFTER + 2):
-        worker.refusals.refuse(PEER, "not finite", iteration)
-    assert worker.shut_out == [PEER]
-    assert worker.events[0] == ("worker 3: not finite", 0)
+def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) -> None:
+    for incarnation in (1, 2, 3):
+        assert worker.admits(incarnation)
+        for _ in range(OFFENCES - 1):
+            worker.refusals.refuse(PEER, "not finite")
+        assert worker.admits(incarnation)
+        for _ in range(3):  # those that have arrived already, too
+            worker.refusals.refuse(PEER, "not finite")
+        assert not worker.admits(incarnation)
+    told = [words for words, _ in worker.events]
+    assert told[0] == "worker 3: not finite"
+    assert [words.partition(": ")[2].partition(":")[0] for words in told[1:]] == [
+        f"incarnation {incarnation} is quarantined" for incarnation in (1, 2, 3)
+    ]
+    assert set(worker.counts.counts) == {
+        RefusalCount("Malformed", False, 3 * (OFFENCES + 2)),
+        RefusalCount("Quarantined", False, 3),
+    }
+
+
+def test_a_peer_that_goes_on_with_nonsense_does_not_fill_the_events(worker: Worker) -> None:
+    for n in range(2 * MOST_REFUSALS):
+        worker.refusals.refuse(PEER, f"iteration {n}")
+    assert len(worker.events) == MOST_REFUSALS

@@ -177,9 +177,10 @@ class Exchange:
         link goes down, and nothing on its way is lost."""
         self._call(self._remake_links)
 
-    def quarantine(self, peer: Rank, reason: str) -> None:
-        """Refuses that peer until it is restarted: what it sends makes no sense."""
-        self._call(self._quarantine, peer, reason)
+    def offended(self, peer: Rank, reason: str) -> None:
+        """A whole message of that peer's made no sense: counted with what the link itself refuses,
+        and too often in one incarnation shuts it out until it is restarted."""
+        self._call(self._offended, peer, reason)
 
     def link_states(self) -> dict[Rank, LinkState]:
         """Every link's counters just now."""
@@ -356,9 +357,9 @@ class Exchange:
         for dialler in self._diallers.values():
             dialler.renew()
 
-    def _quarantine(self, peer: Rank, reason: str) -> None:
+    def _offended(self, peer: Rank, reason: str) -> None:
         if (link := self._links.by_rank.get(peer)) is not None:
-            link.quarantine(reason)
+            link.offended(reason)
 
     async def _pull(self, peer: Rank, wanted: StateWanted) -> StateSnapshot:
         dialler = self._diallers.get(peer)

@@ -132,12 +132,14 @@ class Link:
             self.address = address
             self.redial.set()
 
-    def quarantine(self, reason: str) -> None:
+    def _quarantine(self, reason: str) -> None:
         """Refuses the peer's present incarnation from now on."""
+        if self.quarantined:  # of it more had arrived by then
+            return
         self._quarantined = self.handshake.newest
-        words = f"quarantined: {reason}"
+        words = f"incarnation {self._quarantined} is quarantined: {reason}"
         self._shared.emit(Refused(self.rank, words, kind=PeerRefusal.QUARANTINED))
-        self.break_off(f"quarantined: {reason}")
+        self.break_off(words)
 
     @property
     def quarantined(self) -> bool:
@@ -218,12 +220,12 @@ class Link:
         self._shared.emit(MessageArrived(self.rank, message))
 
     def offended(self, reason: str) -> None:
-        """The peer broke the protocol: counted, and too often is too often."""
+        """The peer broke the protocol, or sent nonsense: counted, and too often is too often."""
         self._shared.emit(Refused(self.rank, reason))
         self._offences[self.handshake.newest] += 1
         count = self._offences[self.handshake.newest]
         if count >= OFFENCES:
-            self.quarantine(f"refused {count} times, the last time for: {reason}")
+            self._quarantine(f"refused {count} times, the last time for: {reason}")
 
     def refused(self, kind: PeerRefusal, reason: str) -> None:
         """The peer will not have our stream, or does not prove itself: a retry alone changes

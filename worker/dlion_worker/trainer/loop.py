@@ -91,7 +91,7 @@ class TrainingLoop:
             parts,
             progress,
             send=parts.exchange.send,
-            refuse=parts.refusals.refuse,
+            refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
             norms=self._norms,
             has_barrier=has_barrier,
         )

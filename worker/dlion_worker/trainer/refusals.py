@@ -1,8 +1,9 @@
-"""What peers said that was refused: told once each, and a peer that goes on is shut out.
+"""What peers said that was refused: told once each, and counted for the sidecar's metrics.
 
 Two sources: the policies and the inbox (a message that makes no sense), in the main thread; and the
 exchange and the sidecar (a stream, a frame, a call), each from its own thread and at any time, also
-while this worker waits for others. All are counted for the sidecar's metrics.
+while this worker waits for others. The exchange counts what an incarnation of a peer offends by,
+what policies refuse with the rest, and shuts out one that goes on.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from dlion_worker.exchange import Exchange, ExchangeEvent, Refused
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.reporting import Reporter
 
-QUARANTINE_AFTER = 3
-"""Refused messages of one peer, after which nothing more is taken from it until it restarts."""
-
 MOST_REFUSALS = 100
 """Different things refused that are reported in one incarnation."""
 
@@ -36,14 +34,13 @@ class Refusals:
         exchange: Callable[[], Exchange],
         iteration: Callable[[], int],
     ) -> None:
-        """`exchange` is asked for when there is a peer to quarantine; `iteration` is the last one
-        that this worker has finished."""
+        """`exchange` is asked for when a message is refused; `iteration` is the last one that this
+        worker has finished."""
         self._reporter = reporter
         self._sidecar = sidecar
         self._exchange = exchange
         self._iteration = iteration
         self._lock = threading.Lock()
-        self._offences: Counter[Rank] = Counter()
         self._counts: Counter[tuple[PeerRefusal, bool]] = Counter()
         self._told: set[str] = set()
         sidecar.on_refused(lambda words: self._report(f"measuring: {words}"))
@@ -60,13 +57,10 @@ class Refusals:
 
         return take
 
-    def refuse(self, peer: Rank, reason: str, iteration: int) -> None:
-        """A policy has refused a message."""
-        self._offences[peer] += 1
-        if self._offences[peer] == QUARANTINE_AFTER:
-            self._exchange().quarantine(peer, reason)
-        self._count(PeerRefusal.MALFORMED, dialled=False)
-        self._tell(f"worker {peer}: {reason}", iteration)
+    def refuse(self, peer: Rank, reason: str) -> None:
+        """A policy has refused a message: the exchange says so (`sieve`), as of all that it
+        refuses."""
+        self._exchange().offended(peer, reason)
 
     def report(self, refusals: Iterable[Refused]) -> None:
         """What was refused, each thing once: a peer may go on for ever."""
