@@ -1,10 +1,12 @@
 """Facts: a run that got Ctrl-C in the middle and is resumed makes, from its last iteration on, the
 very same steps as a run without a break: the same batches, and bit-identical weights after each. No
 iteration is made twice. None is left out, but that a worker whose peer had made the last update
-before the break takes that update over from it instead of making it. The run's clock goes on.
-While it goes on, nobody else can resume it.
+before the break takes that update over from it instead of making it. So it is also where what is
+not sent of a gradient waits for the next one. The run's clock goes on. While it goes on, nobody
+else can resume it.
 
-Left out: modes without a barrier (what arrives when differs from run to run).
+Left out: modes without a barrier (what arrives when differs from run to run), residuals of single
+links (replicas differ, and so do a worker's weights from those that it takes over).
 """
 
 from __future__ import annotations
@@ -23,34 +25,45 @@ pytestmark = pytest.mark.patient
 STEPS, BREAK = 60, 20
 
 
-def document(folder: Path) -> dict[str, Any]:
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "full": {"policy": "full", "codec": "float32"},
+    "residual": {"policy": "dlion", "residual": "shared", "codec": "float16"},
+}
+"""Under `residual` links carry all entries: what waits is what the codec rounds off."""
+
+
+def document(folder: Path, exchange: dict[str, Any]) -> dict[str, Any]:
     trainer = {"program": blobs(folder, nap_s=0.03), "stop": {"maxSteps": STEPS}}
-    return job_document(3, trainer=trainer)
+    return job_document(3, trainer=trainer, exchange=exchange)
 
 
-def assert_refused(folder: Path, results: Path) -> None:
+def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> None:
     """A second run in a folder in which one goes on: refused, before anything is touched."""
     second = folder / "second"
     second.mkdir()
-    with LocalRun(second, document(folder), "--resume", str(results)) as run:
+    with LocalRun(second, document, "--resume", str(results)) as run:
         assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
     assert "still goes on" in run.terminal()
 
 
 @pytest.mark.timeout(300)
-def test_a_resumed_run_goes_on_as_if_there_had_been_no_break(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, document(tmp_path)) as whole:
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_a_resumed_run_goes_on_as_if_there_had_been_no_break(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    job = document(tmp_path, exchange)
+    with LocalRun(tmp_path, job) as whole:
         assert whole.finish() == 0, whole.terminal()
     broken_folder = tmp_path / "broken"
     broken_folder.mkdir()
-    with LocalRun(broken_folder, document(tmp_path)) as broken:
+    with LocalRun(broken_folder, job) as broken:
         broken.wait_for_step(BREAK)
         broken.end(signal.SIGINT)
     before = broken.steps()
     assert before[-1].iteration < STEPS
-    with LocalRun(broken_folder, document(tmp_path), "--resume", str(broken.folder)) as resumed:
+    with LocalRun(broken_folder, job, "--resume", str(broken.folder)) as resumed:
         resumed.wait_until(lambda: resumed.events("Resumed"), "it goes on")
-        assert_refused(tmp_path, broken.folder)
+        assert_refused(tmp_path, broken.folder, job)
         assert resumed.finish() == 0, resumed.terminal()
 
     for rank in range(3):

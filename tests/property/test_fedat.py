@@ -187,6 +187,19 @@ def test_the_order_of_answers_makes_the_tiers(count: int, tiers: list[int]) -> N
     assert [state[f"tier_of_{rank}"] for rank in cluster.ranks] == tiers
 
 
+def test_a_server_that_takes_over_weights_keeps_its_tiers_and_their_models() -> None:
+    cluster = cluster_of([2] * 4, tierCount=2, profileRounds=1, localSteps=1)
+    cluster.run(0, steps=6)
+    machine = cluster.replicas[ME].machine
+    before = machine.state()
+    machine.overtake(9)
+    after = machine.state()
+    assert (after["iteration"], "anchor_D" in after, after["round_steps"]) == (9, False, 0)
+    lasting = {"version", "profiled", "tier_of_0", "tier_model_1", "tier_count_1", "global_D"}
+    assert lasting <= before.keys()
+    assert all(np.array_equal(after[name], before[name]) for name in lasting)
+
+
 @given(seed=seeds, sizes=batches, turn=st.integers(0, 120), declared=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declared: bool) -> None:

@@ -132,6 +132,18 @@ def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
     assert machine.machine.threshold() == pytest.approx(0.2)  # four times the batch, twice the rate
 
 
+def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_threshold() -> None:
+    job = weights_spec("gaia", initial=4, threshold=10.0, decay="inv_sqrt")
+    cluster = WeightsCluster(job, [2, 2])
+    cluster.lockstep(4)
+    machine = cluster.replicas[Rank(0)].machine
+    assert np.any(machine.state()["gaia_accumulated_D"])
+    machine.overtake(9)
+    assert not np.any(machine.state()["gaia_accumulated_D"])
+    assert machine.next_iteration() == 10
+    assert machine.machine.threshold() == pytest.approx(5.0)
+
+
 def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold_does_not() -> None:
     weights_D = np.array([0, 2, 2, -2], np.float32)
     accumulated_D = np.array([1e-30, 1, 1.5, -1.5], np.float32)

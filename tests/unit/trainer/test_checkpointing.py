@@ -1,13 +1,17 @@
 """Facts: what is saved comes back, so that the next batch and step are the same; what is saved with
 a step under way is the state before it, and where a peer has made that step's update, the place
-after it is taken up with the peer's weights; another job's checkpoint is refused.
+after it is taken up with the peer's weights; of every gradient what was sent and what is held back
+make up the whole, whichever it was; what had arrived for weights that a peer's replace is dropped;
+another job's checkpoint is refused.
 
 Real checkpointer, policies and stream position; the model stands in (`loop_cluster`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +19,19 @@ import pytest
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_worker import policies
+from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
 from dlion_worker.exchange import StateSnapshot
-from dlion_worker.policies.interface import Layout, LocalStepDone, MemberJoined
+from dlion_worker.policies.interface import (
+    Descend,
+    Instruction,
+    Layout,
+    LocalStepDone,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    Send,
+)
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.stopping import JobProgress
 from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
@@ -25,10 +40,18 @@ from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
 class Worker:
     """What a checkpoint is of."""
 
-    def __init__(self, folder: Path, *, peers: bool = True) -> None:
-        job = synchronous_job(2, 100)
+    def __init__(
+        self, folder: Path, *, peers: bool = True, mode: str = "synchronous", **exchange: Any
+    ) -> None:
+        """`exchange` are other fields of the manifest's."""
+        spec = synchronous_job(2, 100).spec
+        spec = dataclasses.replace(
+            spec,
+            exchange=dataclasses.replace(spec.exchange, **exchange),
+            synchronization=dataclasses.replace(spec.synchronization, mode=mode),
+        )
         layout = Layout(("w",), (SIZE,))
-        self.machine = policies.build(job.spec, Rank(0), layout, [Rank(0), Rank(1)])
+        self.machine = policies.build(spec, Rank(0), layout, [Rank(0), Rank(1)])
         self.replica, self.stream = Replica(Model(0, None, 0.0, lambda: None)), Stream()
         self.progress = JobProgress()
         self.checkpointer = Checkpointer(
@@ -38,14 +61,27 @@ class Worker:
         if peers:
             self.machine.handle(MemberJoined(Rank(1)))
 
-    def step(self) -> None:
-        """One local step, which is held for the peer."""
-        self.checkpointer.begin_step()
+    def step(self, *, is_held: bool = True, value: float = 1.0) -> list[Instruction]:
+        """One local step, which is held for the peer; its gradient has that value everywhere."""
+        if is_held:
+            self.checkpointer.begin_step()
         iteration = self.machine.next_iteration()
         self.stream.next(8)
         self.progress.advance(iteration, local_batch_size=8, global_batch_size=16)
-        gradient_D = np.ones(SIZE, np.float32)
-        self.machine.handle(LocalStepDone(iteration, gradient_D, 8, 1.0))
+        gradient_D = np.full(SIZE, value, np.float32)
+        return self.machine.handle(LocalStepDone(iteration, gradient_D, 8, 1.0))
+
+    def sent(self, *, value: float) -> np.ndarray:
+        """What the peer reads of a local step."""
+        (payload,) = (one.message.payload for one in self.step(value=value) if type(one) is Send)
+        part = decode_gradient(payload, SIZE)
+        return np.asarray(part.weighted(np.float32(1)))
+
+    def hear(self, iteration: int) -> None:
+        """The peer's gradient of that iteration, all ones."""
+        payload = encode_whole(np.ones(SIZE, np.float32), ValueCodec.FLOAT32)
+        message = Message(MessageKind.GRADIENT, iteration, 8, payload=payload)
+        self.machine.handle(MessageArrived(Rank(1), message))
 
 
 def test_a_step_under_way_is_not_in_the_checkpoint(tmp_path: Path) -> None:
@@ -81,6 +117,86 @@ def test_a_state_of_another_iteration_leaves_this_workers_place_in_its_data(tmp_
     worker.checkpointer.overtake(StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes()))
     assert (worker.progress.iteration, worker.stream.place) == (9, 5)
     assert worker.machine.next_iteration() == 10
+
+
+RESIDUALS: list[dict[str, Any]] = [
+    {"policy": "dlion", "residual": "perLink"},
+    {"policy": "dlion", "residual": "shared"},
+    {"policy": "topk", "parameters": {"share": 0.5, "residual": "perLink"}},
+    {"policy": "dgc", "parameters": {"momentum": 0.0}},
+]
+RESIDUAL_IDS = ["dlion-perLink", "dlion-shared", "topk-perLink", "dgc"]
+ODD = 1 / 3  # a value that the codec rounds
+
+
+@pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
+def test_a_step_under_way_is_not_in_what_is_held_back(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    """It is made again with what was held back before it: the same is sent."""
+    worker = Worker(tmp_path, codec="float16", **exchange)
+    worker.sent(value=ODD)
+    worker.hear(1)
+    worker.checkpointer.end_step()
+    sent_D = worker.sent(value=ODD)
+    worker.checkpointer.undo_step()
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, codec="float16", **exchange)
+    assert again.checkpointer.load()
+    again.machine.handle(MemberJoined(Rank(1)))
+    assert again.progress.iteration == 1
+    assert np.array_equal(again.sent(value=ODD), sent_D)
+
+
+@pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
+def test_what_a_step_whose_update_a_peer_has_made_held_back_is_sent_later(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    worker = Worker(tmp_path, codec="float16", **exchange)
+    worker.step(value=ODD)
+    worker.checkpointer.undo_step()
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, codec="float16", **exchange)
+    again.checkpointer.load()
+    again.checkpointer.overtake(StateSnapshot(1, 8, bytes(4 * SIZE)))
+    again.machine.handle(MemberJoined(Rank(1), 1))
+    worker.hear(1)
+    worker.checkpointer.end_step()
+    assert np.array_equal(again.sent(value=ODD), worker.sent(value=ODD))
+
+
+def test_gradients_that_arrived_for_weights_which_a_peers_replace_are_dropped(
+    tmp_path: Path,
+) -> None:
+    """The peer's hold them already."""
+    worker = Worker(tmp_path, mode="bounded")
+    worker.step(is_held=False)
+    worker.hear(1)
+    worker.checkpointer.save()
+    for is_overtaken in (False, True):
+        again = Worker(tmp_path, peers=False, mode="bounded")
+        again.checkpointer.load()
+        if is_overtaken:
+            again.checkpointer.overtake(StateSnapshot(9, 8, bytes(4 * SIZE)))
+        (descend,) = (one for one in again.step(is_held=False) if isinstance(one, Descend))
+        assert np.array_equal(descend.gradient_D, np.full(SIZE, 1.0 if is_overtaken else 2.0))
+
+
+@pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
+def test_what_was_held_back_is_void_where_a_peers_weights_are_taken(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    """It may have left since the checkpoint was made."""
+    worker = Worker(tmp_path, codec="float16", mode="bounded", **exchange)
+    worker.step(is_held=False, value=ODD)
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, codec="float16", mode="bounded", **exchange)
+    again.checkpointer.load()
+    again.checkpointer.overtake(StateSnapshot(9, 8, bytes(4 * SIZE)))
+    assert again.machine.next_iteration() == 10
+    state = again.machine.state()
+    assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
+    assert state.get("dgc_steps", 1) == 1  # the warm-up goes on
 
 
 def test_nothing_saved_is_nothing_to_load(tmp_path: Path) -> None:

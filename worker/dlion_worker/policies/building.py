@@ -7,13 +7,14 @@ is the catalogue's; `gradient_machine` puts together what most policies have in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.spec.bounds import MOST_WORKERS
 from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
-from dlion_worker.policies.folding import FoldingMachine
+from dlion_worker.policies.folding import LASTING, FoldingMachine
 from dlion_worker.policies.horizon import Horizon
 from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
@@ -106,7 +107,7 @@ def build(
     sites: Mapping[Rank, str] | None = None,
     replica: ReplicaView | None = None,
     grows: bool = False,
-) -> Machine:
+) -> Horizon:
     """The machine of worker `rank`. `ranks`: every worker that may ever take part; `grows`: and
     others.
 
@@ -114,10 +115,11 @@ def build(
     """
     context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows)
     parameters = parameters_of(job_spec, ranks=context.ranks)
-    return Horizon(find(job_spec.exchange.policy).builder()(context, parameters))
+    policy = find(job_spec.exchange.policy)
+    return Horizon(partial(policy.builder(), context, parameters), (*policy.lasting, *LASTING))
 
 
-def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Machine:
+def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Horizon:
     """The machine of a job's worker, over that replica."""
     workers = {job.worker(rank), *job.workers()}
     sites = {worker.rank: worker.site for worker in workers}

@@ -55,8 +55,11 @@ class Policy:
     `spec.synchronization` has no part. `lock_step`: by that rule all make each update together,
     from equal weights, so that who comes late has to meet them at an iteration. `replays`: its
     machine takes `IterationPassed`, and replicas differ anyway, so that who comes late may catch up
-    while the others go on. `check` is called with (spec, parameters, ranks of all workers that may
-    ever take part) and yields a `Problem` for all that does not go together.
+    while the others go on. `lasting`: how the names begin of what in its state stays right where a
+    worker goes on from a peer's weights, as how far a warm-up is; all else begins anew there, since
+    it belongs to the weights that it had (gradients held back, or arrived). `check` is called with
+    (spec, parameters, ranks of all workers that may ever take part) and yields a `Problem` for all
+    that does not go together.
     """
 
     summary: str
@@ -68,6 +71,7 @@ class Policy:
     check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
     lock_step: bool = False
     replays: bool = False
+    lasting: tuple[str, ...] = ()
 
     def builder(self) -> Callable[[Any, Any], Any]:
         """The function that makes a worker's machine."""
@@ -110,6 +114,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         DgcParameters,
         must_arrive=True,
         check=checks.one_momentum,
+        lasting=("dgc_steps",),
     ),
     "adpsgd": Policy(
         "Means of pairs of weights, without any barrier.",
@@ -132,7 +137,11 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         own_pace=True,
     ),
     "gaia": Policy(
-        "Updates once they are significant.", f"{_HERE}.gaia:gaia", GaiaParameters, own_pace=True
+        "Updates once they are significant.",
+        f"{_HERE}.gaia:gaia",
+        GaiaParameters,
+        own_pace=True,
+        lasting=("gaia_steps",),
     ),
     "hop": Policy(
         "Averages of weights within a bounded gap.",
@@ -147,6 +156,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         topologies=("allToAll",),
         own_pace=True,
         check=checks.fedat,
+        lasting=("version", "profiled", "tier_", "places_of_", "global_D"),
     ),
     "hierarchical": Policy(
         "Gradients inside sites, compressed or robust means between them.",

@@ -64,6 +64,9 @@ LEVEL_STEPS = 2
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
 
+LASTING = (_HELD, _STEP_OF)
+"""Where weights are taken over, less than they hold: the rest is learnt of peers."""
+
 
 class FoldingMachine:
     """A `Machine` that passes everything on to another, and folds beside it."""

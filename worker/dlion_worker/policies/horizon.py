@@ -1,7 +1,8 @@
 """How far ahead a peer may say that it is: what lies beyond is refused, whatever the policy.
 
 `Horizon` stands before any machine; `building` puts it there. An iteration that was believed once
-could keep whoever believed it from all that comes after.
+could keep whoever believed it from all that comes after. It also begins the machine anew where this
+worker takes a peer's weights over (`overtake`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dlion_worker.policies.interface import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dlion_api.names import Rank
     from dlion_worker.policies.interface import Event, Instruction, Machine, Message, Value
@@ -33,8 +34,11 @@ _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 class Horizon:
     """A machine whose peers are held to what they can have come to."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, build: Callable[[], Machine], lasting: tuple[str, ...] = ()) -> None:
+        """`lasting`: how the names begin of what in the machine's state stays right whatever the
+        weights are."""
+        self._build, self._lasting = build, lasting
+        self.machine = build()
         self._furthest = 0
         """Of this worker's own steps, and of what was believed of peers'."""
         self._greeted: dict[Rank, int] = {}
@@ -73,6 +77,15 @@ class Horizon:
         """Gives the machine back what `state` gave."""
         self.machine.restore(state)
         self._furthest = self.machine.next_iteration() - 1
+
+    def overtake(self, iteration: int) -> None:
+        """Before any other event: the weights are a peer's now, of that iteration. What had arrived
+        for this worker's own they hold already, and what of its gradients was held back may have
+        left since: the machine begins anew, but for what lasts."""
+        state = self.machine.state()
+        kept = {name: value for name, value in state.items() if name.startswith(self._lasting)}
+        self.machine = self._build()
+        self.restore({**self.machine.state(), **kept, "iteration": iteration})
 
 
 def _beyond(message: Message, most: int) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlion_api.measurements import Capacity
     from dlion_api.names import Rank
     from dlion_api.spec import Job
-    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.horizon import Horizon
     from dlion_worker.sidecar.director import Director
     from dlion_worker.simulation.clock import VirtualClock
     from dlion_worker.simulation.costs import StepCosts
@@ -46,7 +46,7 @@ class WorkerParts:
     rank: Rank
     replica: LocalReplica
     stream: BatchStream
-    machine: Machine
+    machine: Horizon
     director: Director
     reporter: Reporter
     training_set_samples: int

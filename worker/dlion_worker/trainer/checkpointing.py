@@ -4,8 +4,9 @@ Weights, model state, optimizer, random generators, policies, place in the data,
 makes the next batch and the next step the same as without the break.
 
 At a barrier a local step may be under way when a worker is told to stop: its gradient is computed
-and sent, its update is not made. What is saved then is the state before that step; the place after
-it is kept beside, for the case that a peer has made the update (`overtake`).
+and sent, its update is not made. What is saved then is the state before that step, also of what the
+policies hold back of gradients; the place after it is kept beside, for the case that a peer has
+made the update (`overtake`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,19 @@ class Stateful(Protocol):
     def restore(self, state: Values) -> None: ...
 
 
+class Policies(Stateful, Protocol):
+    """A worker's machine, as far as it matters here."""
+
+    def overtake(self, iteration: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class Place:
     """What a local step moves on by itself, before any update is made."""
 
     progress: JobProgress
     stream: Values
+    policies: Values
     counters: NDArray[np.int64]
     model_state_S: NDArray[np.float32]
 
@@ -49,6 +57,7 @@ class Place:
         return {
             **asdict(self.progress),
             **_prefixed("stream", self.stream),
+            **_prefixed("policies", self.policies),
             "counters": self.counters,
             "model_state": self.model_state_S,
         }
@@ -65,7 +74,7 @@ class Checkpointer:
         replica: LocalReplica,
         progress: JobProgress,
         stream: Stateful,
-        machine: Stateful,
+        machine: Policies,
     ) -> None:
         self._path = path
         self._every_s = every_s
@@ -96,7 +105,7 @@ class Checkpointer:
             self._undone = self._place()
             self._progress.take(self._before.progress)
 
-    def begin_anew(self, machine: Stateful) -> None:
+    def begin_anew(self, machine: Policies) -> None:
         """This worker comes in once more: no step is under way, and policies are that one."""
         self._before = self._undone = None
         self._after = {}
@@ -109,7 +118,6 @@ class Checkpointer:
             "weights": self._replica.model.get_weights(),
             "applied_iteration": self._replica.iteration,
             **_prefixed("optimizer", self._replica.optimizer.state()),
-            **_prefixed("policies", self._machine.state()),
         }
         if self._undone is not None:
             values.update(_prefixed("after", self._undone.values()))
@@ -133,28 +141,37 @@ class Checkpointer:
         return True
 
     def overtake(self, snapshot: StateSnapshot) -> None:
-        """Goes on from a peer's state, with this worker's own place in its data.
+        """Goes on from a peer's state, with this worker's own place in its data. What its policies
+        held back stays where the peer has made the update of the step that was under way, and else
+        is void (`Horizon.overtake`).
 
         Raises: ContractError where the state is another model's.
         """
         self._replica.take_over(snapshot)
         if self._after and int(_array(self._after["iteration"])) == snapshot.iteration:
             self._restore_place(self._after)
+            self._machine.restore({**self._machine.state(), "iteration": snapshot.iteration})
+        else:
+            self._machine.overtake(snapshot.iteration)
         self._progress.iteration = snapshot.iteration
         self._replica.samples = self._progress.own_samples
-        self._machine.restore({**self._machine.state(), "iteration": snapshot.iteration})
 
     def _place(self) -> Place:
         progress = JobProgress()
         progress.take(self._progress)
         model = self._replica.model
-        return Place(progress, self._stream.state(), model.get_counters(), model.get_state())
+        return Place(
+            progress,
+            self._stream.state(),
+            self._machine.state(),
+            model.get_counters(),
+            model.get_state(),
+        )
 
     def _restore(self, values: Values) -> None:
         self._after = _below("after", values)
         self._replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
         self._replica.optimizer.restore(_below("optimizer", values))
-        self._machine.restore(_below("policies", values))
         self._restore_place(values)
         self._replica.iteration = int(_array(values["applied_iteration"]))
         self._replica.samples = self._progress.own_samples
@@ -164,6 +181,7 @@ class Checkpointer:
         model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
         model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
         self._stream.restore(_below("stream", values))
+        self._machine.restore(_below("policies", values))
         self._progress.take(
             JobProgress(
                 iteration=int(_array(values["iteration"])),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_api.spec import Job
-    from dlion_worker.policies.interface import Machine, Message
+    from dlion_worker.policies.horizon import Horizon
+    from dlion_worker.policies.interface import Message
     from dlion_worker.trainer.gradient_norms import NormMeter
     from dlion_worker.trainer.replica import LocalReplica
     from dlion_worker.trainer.reporting import Reporter
@@ -30,7 +31,7 @@ class Parts(Protocol):
     """What a worker is put together from, as far as it matters here."""
 
     job: Job
-    machine: Machine
+    machine: Horizon
     replica: LocalReplica
     reporter: Reporter
 
@@ -68,7 +69,7 @@ class Hearing:
             parts.job, parts.reporter, progress, carry_out=self.instructions.carry_out, due=due
         )
 
-    def begin_anew(self, machine: Machine) -> None:
+    def begin_anew(self, machine: Horizon) -> None:
         """This worker comes in once more, with a machine that has heard nothing yet."""
         self._parts.machine = machine
         self.is_in = True

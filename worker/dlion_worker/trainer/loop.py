@@ -17,12 +17,8 @@ from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
 from dlion_api.spec import Job
 from dlion_worker.exchange import Exchange
-from dlion_worker.policies.interface import (
-    BudgetsChanged,
-    Event,
-    LocalStepDone,
-    Machine,
-)
+from dlion_worker.policies.horizon import Horizon
+from dlion_worker.policies.interface import BudgetsChanged, Event, LocalStepDone
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.catching_up import CatchUp, Outcome
 from dlion_worker.trainer.checkpointing import Checkpointer
@@ -53,7 +49,7 @@ class Parts:
     rank: Rank
     replica: LocalReplica
     stream: BatchStream
-    machine: Machine
+    machine: Horizon
     exchange: Exchange
     sidecar: SidecarClient
     reporter: Reporter
@@ -121,7 +117,7 @@ class TrainingLoop:
             self._announce(reason)
         return reason
 
-    def begin_anew(self, machine: Machine) -> None:
+    def begin_anew(self, machine: Horizon) -> None:
         """Before `run` once more: with a machine that has heard nothing yet."""
         self._hearing.begin_anew(machine)
         self._checkpointer.begin_anew(machine)
