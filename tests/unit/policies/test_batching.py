@@ -42,6 +42,26 @@ def test_a_late_controller_arrives_where_the_others_are() -> None:
     assert GlobalBatchController(growth).at(100, 20_000) == sizes(growth, 20_000, range(101))[-1]
 
 
+def test_who_resumes_goes_on_from_there_although_the_data_have_grown_meanwhile() -> None:
+    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6)
+    control = GlobalBatchController(growth)
+    assert control.at(65, 20_000) == 1520
+    late = GlobalBatchController(growth)
+    late.resume(1520)
+    assert late.at(1, 200_000) == 1520  # where the run is, it hears with the first step
+    for iteration in (67, 70, 75, 80):
+        assert late.at(iteration, 200_000) == control.at(iteration, 200_000)
+
+
+@pytest.mark.parametrize("resumed_at", [95, 101], ids=["at once", "an adjustment later"])
+def test_who_resumes_makes_up_for_an_adjustment_that_fell_due_meanwhile(resumed_at: int) -> None:
+    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6)
+    control, late = GlobalBatchController(growth), GlobalBatchController(growth)
+    late.resume(control.at(94, 50_000))
+    for iteration in range(resumed_at, 200):
+        assert late.at(iteration, 50_000) == control.at(iteration, 50_000)
+
+
 def test_growing_data_lets_the_batch_grow_on() -> None:
     control = GlobalBatchController(GlobalBatchSize(initial=100, every_steps=1, max=10**6))
     assert control.at(1000, 10_000) == 1000

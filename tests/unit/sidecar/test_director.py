@@ -382,6 +382,28 @@ def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
     assert directive.budget_bytes[Rank(1)] > 0
 
 
+def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_come() -> None:
+    growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 50_000}}
+    job = job_of(2, **growing)
+
+    def told(director: Director, iteration: int) -> int:
+        director.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
+        assert director.directive is not None
+        return director.directive.global_batch_size
+
+    director, again = Director(job, Rank(0)), Director(job, Rank(0))
+    director.handle(Peers(membership_of(job), 5000), 0.0)
+    before = [told(director, iteration) for iteration in range(1, 75)][-1]
+    director.handle(Peers(membership_of(job), 50_000), 7.4)
+    assert director.directive is not None
+    again.handle(director.directive, 7.5)
+    again.handle(Peers(membership_of(job), 50_000), 7.5)
+    assert again.directive is not None
+    assert again.directive.global_batch_size == before
+    for iteration in range(76, 120):
+        assert told(again, iteration) == told(director, iteration)
+
+
 def test_what_is_older_than_what_is_known_is_no_news() -> None:
     director = Director(job_of(2), Rank(0))
     director.heard(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)

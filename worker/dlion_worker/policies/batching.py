@@ -27,14 +27,20 @@ class GlobalBatchController:
 
     def __init__(self, growth: GlobalBatchSize) -> None:
         self._growth = growth
-        self._adjusted = 0
+        self._adjusted: int | None = 0
+        """Adjustments made; None: another controller's, as many as are due at the next call."""
         self._size = growth.initial
+
+    def resume(self, size: int) -> None:
+        """Goes on from what an earlier controller had come to."""
+        self._size = max(self._growth.initial, min(size, self._growth.max))
+        self._adjusted = None
 
     def at(self, iteration: int, training_set_samples: int) -> int:
         """Samples of that iteration over all workers; makes the adjustments due since the last.
 
         A controller that starts late (after a restart) catches up, and arrives where the others
-        are as long as the training set has not changed meanwhile.
+        are as long as the training set has not changed meanwhile, or it was told (`resume`).
 
         >>> from dlion_api.spec import GlobalBatchSize
         >>> control = GlobalBatchController(GlobalBatchSize(initial=192))
@@ -43,6 +49,11 @@ class GlobalBatchController:
         """
         growth = self._growth
         due = iteration // growth.every_steps if growth.growth else 0
+        if self._adjusted is None:
+            if iteration <= 1:  # who resumed has not heard yet where the run is
+                return self._size
+            self._size = self._caught_up(iteration, training_set_samples)
+            self._adjusted = due
         while self._adjusted < due:
             self._adjusted += 1
             grown = self._grown(training_set_samples)
@@ -50,6 +61,14 @@ class GlobalBatchController:
                 self._adjusted = due
             self._size = grown
         return self._size
+
+    def _caught_up(self, iteration: int, training_set_samples: int) -> int:
+        """The size resumed from; or one adjustment more, where the whole way leads to just that:
+        it fell due while no controller was there. Where data have come meanwhile the way says
+        nothing of that."""
+        grown = self._grown(training_set_samples)
+        whole_way = GlobalBatchController(self._growth).at(iteration, training_set_samples)
+        return grown if whole_way == grown else self._size
 
     def _grown(self, training_set_samples: int) -> int:
         growth = self._growth

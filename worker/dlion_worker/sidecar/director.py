@@ -299,8 +299,7 @@ class Director:
         self.directive = directive
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
-        if self._goodput is not None:
-            self._goodput.resume(directive.global_batch_size)
+        (self._goodput or self._global_batch).resume(directive.global_batch_size)
         self.capacities.resume(dict(directive.capacities))
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
