@@ -10,6 +10,7 @@ import click
 
 from dlion_api.errors import DLionError
 from dlion_cli.interruption import Interruption, OutOfTimeError
+from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.summary import Ending, Json
 
@@ -17,9 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def finish_broken(
-    folder: ResultFolder, error: Exception, *, now: datetime, with_report: bool = True
+    folder: ResultFolder,
+    error: Exception,
+    interruption: Interruption,
+    *,
+    now: datetime,
+    with_report: bool = True,
 ) -> None:
-    """Summary and page of a run that an error ended, where there is room for them."""
+    """Summary and page of a run that an error ended, where there is room for them.
+
+    Raises: KeyboardInterrupt, when the summary stands.
+    """
     ending = Ending(
         stop_reason="an error ended the run",
         message=str(error),
@@ -27,9 +36,10 @@ def finish_broken(
         started_at=now.isoformat(timespec="seconds"),
     )
     try:
-        summary = folder.finish(ending)
+        with HeldSignals():
+            summary = folder.finish(ending)
         if with_report:
-            _report(folder, summary)
+            report_in_time(folder, summary, interruption)
     except (DLionError, OSError) as another:
         log.warning("the result folder could not be finished: %s", another)
 

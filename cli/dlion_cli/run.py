@@ -1,31 +1,25 @@
 """`dlion run`: a job on this machine, from the manifest to the report.
 
-Joins the operator's coordinator, the worker's local runner, the result folder and the terminal.
+The training itself is `local_training`'s.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
-from dlion_api.exit_codes import ExitCode
-from dlion_api.progress import EventRecord, ProgressRecord
-from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_cli import options
 from dlion_cli.ending import finish_broken, report_in_time
-from dlion_cli.interruption import Interruption, interruptible
-from dlion_cli.live_view import LiveView
-from dlion_cli.local_coordinator import LocalCoordinator
+from dlion_cli.interruption import interruptible
+from dlion_cli.local_training import Asked, Ended, LocalTraining
 from dlion_cli.manifests import (
     STDIN,
     apply_set,
@@ -36,13 +30,10 @@ from dlion_cli.manifests import (
 )
 from dlion_cli.table import print_result
 from dlion_operator.issuing import LIFE
-from dlion_worker.environments import Environment, Plan, load_environment, unlimited_plan
-from dlion_worker.local.measuring import Comparison
-from dlion_worker.local.runner import LocalRunner, RunOutcome
+from dlion_worker.environments import Environment, load_environment, unlimited_plan
 from dlion_worker.results.description import describe
-from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder, kept_program_root
-from dlion_worker.results.summary import Ending
+from dlion_worker.results.summary import Ending, Json
 
 log = logging.getLogger(__name__)
 
@@ -51,54 +42,6 @@ SHORTEST_LIFE_S = 10
 
 MOST_NAMED = 8
 """Of an environment's times that never come; more are counted."""
-
-
-@dataclass
-class Listener:
-    """Where records go: result folder and terminal; and what the run's end is told from them."""
-
-    folder: ResultFolder
-    view: LiveView
-    stop_reasons: list[str] = field(default_factory=list)
-    has_trained: bool = False
-
-    def take(self, record: ProgressRecord) -> None:
-        """One record, in the order of arrival."""
-        self.folder.append(record)
-        self.view.update(record)
-        if isinstance(record, EventRecord):
-            self.has_trained |= record.reason == EventReason.TRAINING_STARTED
-            if record.reason == EventReason.TRAINING_STOPPED:
-                self.stop_reasons.append(record.message)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the training ended, for the summary and for the shell."""
-
-    exit_code: ExitCode
-    reason: str
-    succeeded: bool
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An environment that is asked for: what it comes to, and the file as it was given."""
-
-    plan: Plan
-    document: dict[str, Any]
-
-    def report(
-        self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
-    ) -> EnvironmentReport:
-        """That beside what came of it."""
-        return environment_report(
-            self.plan.environment,
-            comparisons,
-            document=self.document,
-            notes=notes if self.document else (),
-        )
 
 
 @click.command(short_help="Train a job on this machine.")
@@ -173,24 +116,47 @@ def run(
             resume or out, describe(job), now=now, resume=resume is not None
         ) as folder,
     ):
-        folder.write_environment(asked.report())
-        folder.keep_program_root(program_root)
+        training = LocalTraining(
+            job=job,
+            asked=asked,
+            folder=folder,
+            console=Console(stderr=output == "json"),
+            data_root=data_root.resolve(),
+            program_root=program_root,
+            resume=resume is not None,
+            privileged=False if unprivileged else None,
+            certificate_life=timedelta(seconds=certificate_life),
+        )
         try:
-            ended = _train(
-                job,
-                asked,
-                folder,
-                console=Console(stderr=output == "json"),
-                data_root=data_root.resolve(),
-                program_root=program_root,
-                resume=resume is not None,
-                privileged=False if unprivileged else None,
-                certificate_life=timedelta(seconds=certificate_life),
-            )
+            ended, summary = _to_the_end(training, now)
         except (DLionError, OSError) as error:
-            finish_broken(folder, error, now=now)
+            finish_broken(folder, error, interruption, now=now)
             raise
-        return _finish(folder, ended, interruption, output=output, now=now)
+        report = report_in_time(folder, summary, interruption)
+        for problem in ended.problems:
+            click.echo(f"dlion: {problem}", err=True)
+        print_result(Console(), summary, folder=folder.path, report=report, output=output)
+        return ended.exit_code
+
+
+def _to_the_end(training: LocalTraining, now: datetime) -> tuple[Ended, Json]:
+    """Trains; how it ended and its summary, which is written whenever a signal comes."""
+    try:
+        ended = training.run()
+        return ended, _summary(training.folder, ended, now)
+    except KeyboardInterrupt:  # the only one: what comes after the first signal is not heard
+        ended = training.interrupted()
+        return ended, _summary(training.folder, ended, now)
+
+
+def _summary(folder: ResultFolder, ended: Ended, now: datetime) -> Json:
+    ending = Ending(
+        stop_reason=ended.reason,
+        message="; ".join(ended.problems),
+        succeeded=ended.succeeded,
+        started_at=now.isoformat(timespec="seconds"),
+    )
+    return folder.finish(ending)
 
 
 def tell_unreached(environment: Environment, seconds: float | None) -> None:
@@ -230,78 +196,3 @@ def _asked(job: Job, environment: str | None) -> Asked:
     )
     tell_unreached(loaded, job.spec.trainer.stop.max_seconds)
     return Asked(plan, to_document(loaded))
-
-
-def _train(
-    job: Job,
-    asked: Asked,
-    folder: ResultFolder,
-    *,
-    console: Console,
-    data_root: Path,
-    program_root: Path,
-    resume: bool,
-    privileged: bool | None,
-    certificate_life: timedelta,
-) -> Ended:
-    with LiveView(folder.run, console, environment=asked.plan.environment) as view:
-        listener = Listener(folder, view)
-        runner: LocalRunner | None = None
-
-        def hand_over(record: ProgressRecord) -> None:
-            if runner is not None:
-                runner.record(record)
-
-        coordinator = LocalCoordinator(job, hand_over, certificate_life=certificate_life)
-        runner = LocalRunner(
-            job=job,
-            plan=asked.plan,
-            coordinator=coordinator,
-            results_dir=folder.path.resolve(),
-            data_root=data_root,
-            program_root=program_root,
-            on_record=listener.take,
-            resume=resume,
-            elapsed_s=folder.elapsed_s,
-            privileged=privileged,
-            on_environment=lambda *found: folder.write_environment(asked.report(*found)),
-        )
-        try:
-            outcome = runner.run()
-        except KeyboardInterrupt:
-            continuous = job.spec.trainer.stop.continuous
-            if continuous and listener.has_trained and not runner.has_failed:
-                # It has no other end: who stops it has got what they wanted.
-                return Ended(ExitCode.INTERRUPTED, "stopped by a signal", succeeded=True)
-            return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False)
-        finally:
-            coordinator.close()
-    return _ended(outcome, listener)
-
-
-def _ended(outcome: RunOutcome, listener: Listener) -> Ended:
-    reasons = [*outcome.problems, *listener.stop_reasons, "no worker trained to the end"]
-    failures = [f"worker {rank} ended with {why}" for rank, why in sorted(outcome.failed.items())]
-    return Ended(
-        outcome.exit_code,
-        reasons[0],
-        succeeded=outcome.exit_code is ExitCode.OK,
-        problems=(*outcome.problems, *failures),
-    )
-
-
-def _finish(
-    folder: ResultFolder, ended: Ended, interruption: Interruption, *, output: str, now: datetime
-) -> int:
-    ending = Ending(
-        stop_reason=ended.reason,
-        message="; ".join(ended.problems),
-        succeeded=ended.succeeded,
-        started_at=now.isoformat(timespec="seconds"),
-    )
-    summary = folder.finish(ending)
-    report = report_in_time(folder, summary, interruption)
-    for problem in ended.problems:
-        click.echo(f"dlion: {problem}", err=True)
-    print_result(Console(), summary, folder=folder.path, report=report, output=output)
-    return ended.exit_code

@@ -229,10 +229,12 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
         try:
             simulated, ending = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
-            finish_broken(folder, DLionError("interrupted"), now=now, with_report=False)
+            finish_broken(
+                folder, DLionError("interrupted"), interruption, now=now, with_report=False
+            )
             return ExitCode.INTERRUPTED
         except (DLionError, OSError) as error:
-            finish_broken(folder, error, now=now, with_report=asked.with_report)
+            finish_broken(folder, error, interruption, now=now, with_report=asked.with_report)
             raise
         ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
         summary, report = _finish(asked, folder, simulated, ending, interruption)

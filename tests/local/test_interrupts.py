@@ -1,29 +1,43 @@
 """Facts: Ctrl-C and SIGTERM to `dlion run` end it within 5 s, while TensorFlow is imported, while
-the workers wait for each other, in mid-training of a tiny model and of `cipher`, at the end and
-while the report is written: exit code 130, no process, no temporary file, no key left, and a result
-folder with events and a summary that says so. A killed `dlion run` takes everybody with it.
+the workers wait for each other, in mid-training of a tiny model and of `cipher` (also under small
+quotas), at the end, while models are saved, while everything is taken away and while the report is
+written: exit code 130, no process, no temporary file, no key left, and a result folder with events
+and a summary that says so. So does the hang-up of a terminal. A killed `dlion run` takes everybody
+with it.
 
 No case has attempts of its own: the bar is a promise, not a mean. One that fails is run once more,
 as is every test of real processes, and the report lists it as rerun (CONTRIBUTING.md). Left out:
-namespaces and relays (their own tests, and `test_network_imposed`).
+relays (their own tests, and `test_network_imposed`).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from dlion_worker.local.namespaces import namespaces_unavailable
+from dlion_worker.local.quotas import control_groups_unavailable
 from local_run import LocalRun, blobs, job_document
 
 WITHIN_S = 5.0
+ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
+
+SMALL_QUOTAS = {
+    "name": "small-quotas",
+    "workers": [{"cores": 3}, {"cores": 2}],
+    "coreScale": 0.1,
+    "insideSites": {"mbitPerS": 100},
+}
 
 ONE_IS_LATE = """
 _load = load_data
@@ -53,8 +67,32 @@ def finishing(run: LocalRun) -> None:
     run.wait_until(lambda: run.events("TrainingStopped"), "the end begins")
 
 
-def cipher_on_noise(folder: Path) -> dict[str, Any]:
-    """The built-in `cipher` on random images of CIFAR-10's size, 96 of them a step and worker."""
+def saving(run: LocalRun) -> None:
+    run.wait_until(lambda: run.events("ModelSaved"), "the first site has its model")
+
+
+def taking_away(run: LocalRun) -> None:
+    saving(run)
+    run.wait_until(lambda: "dlion_worker.supervisor" not in run.modules(), "all workers have ended")
+    time.sleep(0.1)  # the kernel says so to their parent a little later
+
+
+def closing(run: LocalRun) -> None:
+    taking_away(run)
+    run.wait_until(lambda: "dlion_worker.sidecar" not in run.modules(), "no process is left")
+
+
+@pytest.fixture
+def hang_ups_are_heard() -> Iterator[None]:
+    """By what a test starts, also where all tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
+    """The built-in `cipher` on random images of CIFAR-10's size, half of a batch for each of two
+    workers."""
     chance = np.random.default_rng(5)
     x, y = chance.integers(0, 256, (600, 32, 32, 3)).astype(np.uint8), chance.integers(0, 10, 600)
     np.savez(folder / "noise.npz", x=x, y=y)
@@ -65,14 +103,21 @@ def cipher_on_noise(folder: Path) -> dict[str, Any]:
             "dataset": {"path": str(folder / "noise.npz"), "format": "npz"},
             "stop": {"maxSteps": 10_000},
         },
-        batching={"policy": "even", "globalBatchSize": {"initial": 192, "max": 192}},
+        batching={
+            "policy": "even",
+            "globalBatchSize": {"initial": global_batch, "max": global_batch},
+        },
     )
 
 
 def assert_readable_and_resumable(run: LocalRun) -> None:
     """On a machine too busy for a report within the time, the command to make it is named."""
-    assert run.steps()
     assert (run.folder / "report.html").exists() or "`dlion report" in run.terminal()
+    assert_resumable(run)
+
+
+def assert_resumable(run: LocalRun) -> None:
+    assert run.steps()
     for name in ("w0", "w1"):
         with np.load(run.folder / "state" / name / "checkpoint.npz") as saved:
             assert saved["iteration"] > 0
@@ -129,6 +174,71 @@ def test_training_of_cipher_ends_within_five_seconds(
     assert run.process.returncode == 130, run.terminal()
     assert run.summary()["ending"]["stop_reason"] == "interrupted"
     assert_readable_and_resumable(run)
+    assert took_s <= WITHIN_S
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
+@pytest.mark.timeout(400)
+def test_cipher_under_small_quotas_ends_within_five_seconds(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL_QUOTAS))
+    where = ("--environment", str(tmp_path / "small.yaml"))
+    with LocalRun(tmp_path, cipher_on_noise(tmp_path, global_batch=32), *where) as run:
+        run.wait_for_step(5, within_s=200)
+        assert len(run.namespaces()) >= 2
+        assert run.control_groups()
+        took_s = run.end(signal.SIGINT)
+        run.assert_nothing_left()
+    step_s = np.median([step.wall_s for step in run.steps()])
+    print(f"cipher under small quotas: {took_s:.1f} s, a step took {step_s:.2f} s")
+    assert run.process.returncode == 130, run.terminal()
+    assert run.summary()["ending"]["stop_reason"] == "interrupted"
+    assert_readable_and_resumable(run)
+    for rank in (0, 1):
+        with np.load(run.folder / "state" / f"w{rank}" / "checkpoint.npz") as saved:
+            assert saved["iteration"] == run.steps(rank)[-1].iteration, "none was lost"
+    assert took_s <= WITHIN_S
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [(saving, signal.SIGINT), (taking_away, signal.SIGTERM), (closing, signal.SIGINT)],
+    ids=lambda it: it.__name__ if callable(it) else it.name,
+)
+def test_a_signal_after_the_training_loses_nothing(
+    tmp_path: Path, moment: Callable[[LocalRun], None], number: signal.Signals
+) -> None:
+    document = job_document(2, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10}})
+    with LocalRun(tmp_path, document) as run:
+        moment(run)
+        took_s = run.end(number)
+        run.assert_nothing_left()
+    print(f"{moment.__name__}, {number.name}: {took_s:.1f} s")
+    assert run.process.returncode == 130, run.terminal()
+    ending = run.summary()["ending"]
+    assert ending["succeeded"] or moment is saving
+    assert (ending["stop_reason"] == "interrupted") is not ending["succeeded"]
+    assert run.steps()
+    assert [model["site"] for model in run.summary()["models"]] == ["plant-a"]
+    assert took_s <= WITHIN_S
+
+
+@pytest.mark.timeout(300)
+def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_heard: None) -> None:
+    """What is still written for it is lost, and nothing else."""
+    document = job_document(2, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
+    ours, its = os.openpty()
+    with LocalRun(tmp_path, document, terminal=its) as run:
+        run.wait_for_step(10)
+        os.close(ours)
+        os.close(its)
+        took_s = run.end(signal.SIGHUP)
+        run.assert_nothing_left()
+    print(f"hang-up: {took_s:.1f} s")
+    assert run.process.returncode == 130
+    assert run.summary()["ending"]["stop_reason"] == "interrupted"
+    assert_resumable(run)
     assert took_s <= WITHIN_S
 
 

@@ -120,8 +120,17 @@ def blobs(
 class LocalRun:
     """One `dlion run`. Use as a context: whatever is left at its end is killed."""
 
-    def __init__(self, folder: Path, document: dict[str, Any] | None, *flags: str) -> None:
-        """`folder` gets the manifest and the result folder; None: the manifest that is there."""
+    def __init__(
+        self,
+        folder: Path,
+        document: dict[str, Any] | None,
+        *flags: str,
+        terminal: int | None = None,
+    ) -> None:
+        """`folder` gets the manifest and the result folder; None: the manifest that is there.
+
+        `terminal`: a descriptor that takes what the command prints, in place of a file.
+        """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
         self._temporary = tempfile.TemporaryDirectory(prefix="dlt-")
@@ -134,7 +143,7 @@ class LocalRun:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                stdout=log,
+                stdout=log if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, _MARK: self._mark, "TMPDIR": self._temporary.name},
                 start_new_session=True,

@@ -1,12 +1,16 @@
-"""Facts: the first signal interrupts and later ones do not disturb; after it, and only after it,
-work that takes too long is broken off, whatever exceptions it swallows; handlers are put back.
+"""Facts: the first signal interrupts and later ones do not disturb, a hang-up that `nohup` has put
+away excepted; what is written for a terminal that has gone is lost without an error; after it, and
+only after it, work that takes too long is broken off, whatever exceptions it swallows; handlers are
+put back.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 
 import pytest
@@ -14,7 +18,7 @@ import pytest
 from dlion_cli.interruption import OutOfTimeError, interruptible
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # the other method is by SIGALRM too
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +38,15 @@ def work_that_swallows_errors(seconds):
             continue
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number):
+@pytest.fixture
+def heard():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number, heard):
     with interruptible() as interruption:
         assert interruption.at_s is None
         with pytest.raises(KeyboardInterrupt):
@@ -43,6 +54,30 @@ def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number):
         assert interruption.at_s is not None
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+
+
+def test_under_nohup_a_hang_up_is_not_heard():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible() as interruption:
+            signal.raise_signal(signal.SIGHUP)
+            assert interruption.at_s is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_written_for_a_terminal_that_has_gone_is_lost(heard, monkeypatch):
+    ours, its = os.openpty()
+    with os.fdopen(its, "w") as terminal:
+        monkeypatch.setattr(sys, "__stdout__", terminal)
+        with interruptible():
+            os.close(ours)
+            with pytest.raises(OSError, match="Input/output"):
+                os.write(terminal.fileno(), b"x")
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGHUP)
+            assert os.write(terminal.fileno(), b"x") == 1
 
 
 def test_after_a_signal_long_work_is_broken_off():

@@ -137,6 +137,11 @@ class ImposedEnvironment:
         return None
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """What entering does: for who calls `close` whatever comes of this."""
         try:
             self._network.start()
             if self._cpu is not None:
@@ -144,7 +149,6 @@ class ImposedEnvironment:
         except BaseException:
             self.close()
             raise
-        return self
 
     def __exit__(
         self,

@@ -10,13 +10,10 @@ from __future__ import annotations
 import logging
 import queue
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +32,7 @@ from dlion_worker.environments.plan import Change, Plan
 from dlion_worker.kept_credentials import forget_credentials
 from dlion_worker.local.companions import Companion, Companions
 from dlion_worker.local.evaluating import NAME, SharedEvaluator
+from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.local.imposed import ImposedEnvironment
 from dlion_worker.local.kernels import compile_kernels
 from dlion_worker.local.last_words import last_words
@@ -146,6 +144,8 @@ class LocalRunner:
         self._problems: list[str] = []
         self._records: queue.SimpleQueue[ProgressRecord] = queue.SimpleQueue()
         self._training_began_s: float | None = None
+        self._running = {worker.rank for worker in job.workers()}
+        self._comparisons: tuple[Comparison, ...] = ()
         self._failed: dict[Rank, Failure] = {}
         self._fatal: ExitCode | None = None
 
@@ -158,42 +158,56 @@ class LocalRunner:
         """Whether the run cannot succeed any more."""
         return self._fatal is not None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all workers have come to their end by themselves."""
+        return not self._running
+
     def run(self) -> RunOutcome:
         """Runs to the end. On `KeyboardInterrupt` all is ended in order, then it is raised."""
         compile_kernels()
-        work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
-        self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, self._coordinator.take)
-        group = ProcessGroup(self._results_dir)
-        self._began_s = time.monotonic()
-        self._companions = Companions(group, self._tell)
-        environment = ImposedEnvironment(
-            self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
-        )
-        try:
-            with environment:
+        with HeldSignals() as signals:
+            work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
+            take = self._coordinator.take
+            self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, take)
+            group = ProcessGroup(self._results_dir)
+            self._began_s = time.monotonic()
+            self._companions = Companions(group, self._tell)
+            environment = ImposedEnvironment(
+                self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
+            )
+            try:
+                with signals.let_through():
+                    environment.start()
                 try:
-                    self._on_environment((), environment.notes)
-                    if self._measure_links and self._plan.shapes_links:
-                        environment.measure_links()
-                    self._start(environment, group, work_dir)
-                    self._watch(environment, group)
+                    with signals.let_through():
+                        self._on_environment((), environment.notes)
+                        if self._measure_links and self._plan.shapes_links:
+                            environment.measure_links()
+                        self._start(environment, group, work_dir)
+                        self._watch(environment, group)
                 finally:
-                    comparisons = self._end(environment, group)
-        finally:
-            shutil.rmtree(work_dir, ignore_errors=True)
-        return RunOutcome(self._exit_code(), self._failed, comparisons, tuple(self._problems))
+                    self._end(environment, group)
+            finally:
+                environment.close()
+                shutil.rmtree(work_dir, ignore_errors=True)
+            return self.outcome()
 
-    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> tuple[Comparison, ...]:
-        """What came of the environment. Nobody is left, and what they said last is recorded."""
-        with _undisturbed():
-            comparisons = _measured(environment)
-            group.close(STOP_GRACE_S)
-            environment.close()
-            for worker in self._job.workers():
-                forget_credentials(self._state_dir(worker.rank))
-            self._drain(environment)
-            self._on_environment(comparisons, environment.notes)
-        return comparisons
+    def outcome(self) -> RunOutcome:
+        """How it ended, or what is known of that where it was interrupted."""
+        return RunOutcome(self._exit_code(), self._failed, self._comparisons, tuple(self._problems))
+
+    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
+        """Notes what came of the environment. Nobody is left; what they said last is recorded."""
+        self._comparisons = _measured(environment)
+        codes = group.poll()
+        group.close(STOP_GRACE_S)
+        environment.close()
+        for worker in self._job.workers():
+            forget_credentials(self._state_dir(worker.rank))
+        self._drain(environment)
+        self._note_ends(group, codes)
+        self._on_environment(self._comparisons, environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -271,27 +285,27 @@ class LocalRunner:
     # ---- watching ------------------------------------------------------------------------------
 
     def _watch(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
-        running = {worker.rank for worker in self._job.workers()}
-        while running:
+        while self._running:
             self._evaluator.poll()
             self._drain(environment)
-            codes = group.poll()
-            for rank in sorted(running):
-                code = codes[f"worker-{rank}"]
-                if code is not None:
-                    running.discard(rank)
-                    self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
+            self._note_ends(group, group.poll())
             if broken := environment.failure():
                 self._tell(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
                 raise UnavailableError(f"the environment has failed: {broken}")
-            self._check_limits(running)
+            self._check_limits(self._running)
             if self._fatal is not None and self._training_began_s is None:
                 return  # nobody has trained: there is nothing to finish
-            if running and time.monotonic() > self._finish_by_s:
-                late = f"workers {', '.join(map(str, sorted(running)))}"
+            if self._running and time.monotonic() > self._finish_by_s:
+                late = f"workers {', '.join(map(str, sorted(self._running)))}"
                 self._problems.append(f"{late} had not finished {FINISH_WITHIN_S:g} s later")
                 return
             time.sleep(POLL_S)
+
+    def _note_ends(self, group: ProcessGroup, codes: Mapping[str, int | None]) -> None:
+        for rank in sorted(self._running):
+            if (code := codes.get(f"worker-{rank}")) is not None:
+                self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
+                self._running.discard(rank)
 
     def _check_limits(self, running: Collection[Rank]) -> None:
         """Restarts what ended beside the workers, and gives the run up where it must end."""
@@ -384,17 +398,3 @@ def _measured(environment: ImposedEnvironment) -> tuple[Comparison, ...]:
     except (DLionError, OSError, ValueError) as error:  # it is what broke, or an answer was torn
         log.warning("what the environment gave could not be measured: %s", error)
         return ()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Inside, a further Ctrl-C is not heard: what is taken away by halves would stay behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
