@@ -1,6 +1,7 @@
 """Facts: whatever the labels, workers and seed, parts are disjoint and complete, the same at every
 call, and nobody goes without a sample or the error says who; `bySite` keeps classes apart;
-`dirichlet` is skewed for a small alpha and even for a large one.
+`dirichlet` is skewed for a small alpha and even for a large one; over the files of a data set the
+shares of a class are the asked ones, however small the files.
 
 Left out: reading samples.
 """
@@ -15,7 +16,13 @@ from hypothesis import strategies as st
 from dlion_api.errors import DataError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Dataset, SiteClasses
-from dlion_worker.training.datasets.partition import partition, place_of, site_classes
+from dlion_worker.training.datasets.partition import (
+    partition,
+    partition_of_file,
+    place_of,
+    shares_of_classes,
+    site_classes,
+)
 
 
 def _workers(*sizes: int) -> list[WorkerIdentity]:
@@ -39,7 +46,7 @@ def _labels(count: int, classes: int, seed: int) -> np.ndarray:
     classes=st.integers(1, 12),
     alpha=st.sampled_from([1e-3, 0.5, 100.0]),
     seed=st.integers(0, 50),
-    allow_empty=st.booleans(),
+    is_one_file_of_many=st.booleans(),
 )
 def test_parts_are_disjoint_complete_and_repeatable(
     rule: str,
@@ -48,26 +55,27 @@ def test_parts_are_disjoint_complete_and_repeatable(
     classes: int,
     alpha: float,
     seed: int,
-    allow_empty: bool,
+    is_one_file_of_many: bool,
 ) -> None:
     labels, workers = _labels(count, classes, seed), _workers(*sizes)
     spec = _spec(rule, dirichlet_alpha=alpha)
 
     def share() -> list[np.ndarray]:
-        return partition(
-            labels, workers, spec, class_count=classes, seed=[seed], allow_empty=allow_empty
-        )
+        if is_one_file_of_many:
+            share_CP = shares_of_classes(workers, spec, class_count=classes, seed=[seed])
+            return partition_of_file(labels, len(workers), share_CP, seed=[seed, 7])
+        return partition(labels, workers, spec, class_count=classes, seed=[seed])
 
     try:
         parts = share()
     except DataError as error:
-        if allow_empty or "no sample for site-" not in str(error):
+        if is_one_file_of_many or "no sample for site-" not in str(error):
             raise
         return
     assert len(parts) == len(workers)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(count))
     assert all((np.diff(part) > 0).all() for part in parts)
-    assert allow_empty or all(len(part) for part in parts)
+    assert is_one_file_of_many or all(len(part) for part in parts)
     for part, again in zip(parts, share(), strict=True):
         np.testing.assert_array_equal(part, again)
 
@@ -134,16 +142,30 @@ def test_who_goes_without_is_named_with_what_to_do() -> None:
 def test_a_file_of_one_sample_goes_to_any_worker_by_chance() -> None:
     owners = set()
     for seed in range(30):
-        parts = partition(
-            np.zeros(1, np.int32),
-            _workers(3),
-            _spec("iid"),
-            class_count=1,
-            seed=[seed],
-            allow_empty=True,
-        )
+        parts = partition_of_file(np.zeros(1, np.int32), 3, None, seed=[seed])
         owners.add([len(p) for p in parts].index(1))
     assert owners == {0, 1, 2}
+
+
+@pytest.mark.parametrize("sizes", [1, 2, 5])
+def test_shares_of_a_class_hold_over_files_of_any_size(sizes: int) -> None:
+    share_CP = np.array([[0.7, 0.25, 0.05, 0.0]])
+    counts = np.zeros(4)
+    for seed in range(2000 // sizes):
+        parts = partition_of_file(np.zeros(sizes, np.int32), 4, share_CP, seed=[seed])
+        counts += [len(part) for part in parts]
+    assert counts / counts.sum() == pytest.approx(share_CP[0], abs=0.04)
+    assert counts[3] == 0
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5])
+def test_nobody_is_drawn_next_to_nothing_where_that_can_be(alpha: float) -> None:
+    spec = _spec("dirichlet", dirichlet_alpha=alpha)
+    for seed in range(20):
+        share_CP = shares_of_classes(_workers(4), spec, class_count=10, seed=[seed])
+        assert share_CP is not None
+        assert share_CP.sum(axis=1) == pytest.approx(np.ones(10))
+        assert share_CP.mean(axis=0).min() >= 0.1 / 4
 
 
 def test_default_ranges_cover_all_classes() -> None:

@@ -1,7 +1,8 @@
 """Facts: files that appear, change and go are followed within two looks and without a restart; a
 half-written file is waited for; one that stays unreadable is skipped and named, and read when it
 is written again; a class that nobody had at the start can arrive; near-duplicates of what is there
-already are left out.
+already are left out. Of many small files, also of one image each, a worker keeps the fraction that
+it is asked for, and classes are as skewed as they would be in one file.
 
 Left out: the effect on training (tests/local). Time is the tests' own.
 """
@@ -252,6 +253,71 @@ def test_images_come_one_by_one(tmp_path: Path, make_job) -> None:
         (ChangeKind.SKIPPED, "ant/bad.png", 0),
         (ChangeKind.SKIPPED, "dog/3.png", 0),
     ]
+
+
+def _labels_of(site: _Site) -> dict[str, list[int]]:
+    return {key: y.tolist() for key, (_, y) in site.data.parts.items() if len(y)}
+
+
+def test_of_many_images_the_asked_fraction_is_kept(tmp_path: Path, make_job) -> None:
+    for name in ("ant", "bee"):
+        for number in range(60):
+            _png(tmp_path / "in" / name / f"{number}.png", number)
+        _png(tmp_path / "test" / name / "0.png", 1)
+    (tmp_path / "in" / "plant-a").mkdir(exist_ok=True)
+    job = _job(make_job, format="images", evaluationPath="test", keepFraction=0.25)
+    one, again = (_Site(job, tmp_path) for _ in range(2))
+    kept = [label for labels in _labels_of(one).values() for label in labels]
+    assert len(kept) == pytest.approx(30, abs=15)
+    assert set(kept) == {0, 1}
+    assert _labels_of(again) == _labels_of(one)
+
+
+def test_of_many_small_files_the_asked_fraction_is_kept(root: Path, make_job) -> None:
+    for number in range(60):
+        _save(root / "in" / f"{number}.npz", number % 10, count=3, seed=number)
+    (root / "in" / "first.npz").unlink()
+    site = _Site(_job(make_job, keepFraction=0.1), root)
+    assert site.data.samples == pytest.approx(18, abs=11)
+
+
+def _shares(sites: list[_Site]) -> np.ndarray:
+    """[class, worker]: which share of a class each worker has."""
+    counts = np.zeros((10, len(sites)))
+    for column, site in enumerate(sites):
+        for labels in _labels_of(site).values():
+            np.add.at(counts[:, column], labels, 1)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+@pytest.mark.parametrize(("files", "of_each"), [(1, 90), (30, 3), (30, 1)])
+def test_classes_are_as_skewed_in_many_files_as_in_one(
+    root: Path, make_job, files: int, of_each: int
+) -> None:
+    (root / "in" / "first.npz").unlink()
+    for number in range(files):
+        x = np.full((10 * of_each, 8, 8, 1), number, np.uint8)
+        np.savez(root / "in" / f"{number}.npz", x=x, y=np.repeat(np.arange(10), of_each))
+    means = {}
+    for alpha in (0.1, 1000.0):
+        job = _job(make_job, path="in", partition="dirichlet", dirichletAlpha=alpha)
+        shares = _shares([_Site(job, root, rank) for rank in range(3)])
+        means[alpha] = shares.max(axis=1).mean()
+    assert means[0.1] > 0.7, "most of a class is at one worker"
+    assert means[1000.0] < 0.6
+
+
+@pytest.mark.parametrize("of_each", [1, 2])
+def test_sites_with_a_class_in_common_share_it_also_file_by_file(
+    root: Path, make_job, of_each: int
+) -> None:
+    (root / "in" / "first.npz").unlink()
+    for number in range(90):
+        _save(root / "in" / f"{number}.npz", 0, count=of_each, seed=number)
+    classes = [{"site": site, "classes": [0]} for site in ("plant-a", "plant-b")]
+    job = _job(make_job, path="in", partition="bySite", siteClasses=classes)
+    shares = _shares([_Site(job, root, rank) for rank in range(3)])[0]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.15)
 
 
 def test_watching_needs_a_folder(root: Path, make_job) -> None:

@@ -1,7 +1,8 @@
 """Files of a growing data set, one at a time: this worker's samples of each.
 
 Used at the start (`load_watched`) and by `FolderWatch` later. Who has which sample of a file
-follows from the file's name and labels, so that no worker needs to know what others have read.
+follows from the file's name and labels, so that no worker needs to know what others have read; what
+share of a class each has is the same in all files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from dlion_worker.training.datasets.dataset import (
     checked,
 )
 from dlion_worker.training.datasets.decoding import fault_of
-from dlion_worker.training.datasets.partition import Indices, partition, place_of
+from dlion_worker.training.datasets.partition import (
+    Indices,
+    partition_of_file,
+    place_of,
+    shares_of_classes,
+)
 from dlion_worker.training.datasets.sources import ArraySource, Source
 
 if TYPE_CHECKING:
@@ -51,6 +57,10 @@ class Intake:
         self._class_names = class_names
         self._class_count = class_count
         self._input_shape = input_shape
+        seed = [job.spec.trainer.seed]
+        self._share_CP = shares_of_classes(
+            job.workers(), self._spec, class_count=class_count, seed=seed
+        )
         self._duplicates = (
             selection.NearDuplicates(self._spec.near_duplicate_threshold)
             if self._spec.drop_near_duplicates
@@ -124,17 +134,11 @@ class Intake:
         )
         index = selection.of_classes(labels, spec.keep_classes)
         if not opening.is_own(spec):
-            parts = partition(
-                labels[index],
-                self._job.workers(),
-                spec,
-                class_count=self._class_count,
-                seed=seed,
-                allow_empty=True,
-            )
-            index = index[parts[place_of(self._identity, self._job.workers())]]
+            workers = self._job.workers()
+            parts = partition_of_file(labels[index], len(workers), self._share_CP, seed=seed)
+            index = index[parts[place_of(self._identity, workers)]]
         own_seed = [*seed, self._identity.rank]
-        return index[selection.thinned(labels[index], spec.keep_fraction, seed=own_seed)]
+        return index[selection.drawn(labels[index], spec.keep_fraction, seed=own_seed)]
 
     def _take_images(self, keys: Sequence[str]) -> tuple[dict[str, Samples], dict[str, str]]:
         """Image files hold one sample each: those that are this worker's are decoded together."""

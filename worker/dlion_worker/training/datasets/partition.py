@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from dlion_worker.training.datasets.dataset import Labels
 
 Indices = NDArray[np.int64]
+Shares = NDArray[np.float64]
+"""[C, P]: which share of a class goes to which worker."""
 
 _DRAWS = 100
+_LEAST_OF_EVEN = 0.1
 
 
 def partition(
@@ -32,23 +35,69 @@ def partition(
     *,
     class_count: int,
     seed: Sequence[int],
-    allow_empty: bool = False,
 ) -> list[Indices]:
     """Ascending places of each worker's samples, in the order of `workers`.
 
-    `allow_empty` is for one file of many, which need not have something for everybody.
     Raises: DataError where a worker would go without a sample.
     """
     generator = np.random.default_rng([*seed, 1])
     if spec.partition == "dirichlet":
-        parts = _dirichlet(labels, len(workers), spec.dirichlet_alpha, generator, allow_empty)
+        parts = _dirichlet(labels, len(workers), spec.dirichlet_alpha, generator)
     elif spec.partition == "bySite":
         parts = _by_site(labels, workers, site_classes(spec, workers, class_count), generator)
     else:
         parts = _even(np.arange(len(labels)), len(workers), generator)
-    if not allow_empty:
-        _refuse_empty(parts, workers, spec, len(labels))
+    _refuse_empty(parts, workers, spec, len(labels))
     return [np.sort(part) for part in parts]
+
+
+def shares_of_classes(
+    workers: Sequence[WorkerIdentity], spec: Dataset, *, class_count: int, seed: Sequence[int]
+) -> Shares | None:
+    """For `partition_of_file`, the same for all files of a data set; None: even whatever the class.
+
+    Drawn again where a worker would have less than a tenth of an even share of all samples.
+    """
+    if spec.partition == "iid":
+        return None
+    if spec.partition == "bySite":
+        classes = site_classes(spec, workers, class_count)
+        has_PC = [np.isin(np.arange(class_count), classes.get(w.site, ())) for w in workers]
+        has_CP = np.stack(has_PC, axis=1)
+        of_class_CP: Shares = has_CP / np.maximum(has_CP.sum(axis=1, keepdims=True), 1)
+        return of_class_CP
+    generator = np.random.default_rng([*seed, 1])
+    kept, count = list(spec.keep_classes) or list(range(class_count)), len(workers)
+    for _ in range(_DRAWS):
+        draws = [_drawn(count, spec.dirichlet_alpha, generator) for _ in range(class_count)]
+        share_CP = np.stack(draws)
+        if share_CP[kept].mean(axis=0).min() >= _LEAST_OF_EVEN / count:
+            break
+    return share_CP
+
+
+def partition_of_file(
+    labels: Labels, worker_count: int, share_CP: Shares | None, *, seed: Sequence[int]
+) -> list[Indices]:
+    """As `partition`, for one file of many, which need not have something for everybody.
+
+    What a worker gets of a class is rounded by chance: over files its mean is the worker's share,
+    also where each file is one sample.
+    """
+    generator = np.random.default_rng([*seed, 1])
+    if share_CP is None:
+        parts = _even(np.arange(len(labels)), worker_count, generator)
+        return [np.sort(part) for part in parts]
+    chosen: list[list[Indices]] = [[np.zeros(0, np.int64)] for _ in range(worker_count)]
+    for label in np.unique(labels):
+        share_P = share_CP[label]
+        if not share_P.any():  # a class of no site
+            continue
+        index = generator.permutation(np.flatnonzero(labels == label))
+        ends = (np.cumsum(share_P)[:-1] * len(index) + generator.random()).astype(int)
+        for worker, piece in enumerate(np.split(index, ends)):
+            chosen[worker].append(piece)
+    return [np.sort(np.concatenate(pieces)) for pieces in chosen]
 
 
 def place_of(worker: WorkerIdentity, workers: Sequence[WorkerIdentity]) -> int:
@@ -84,7 +133,7 @@ def _even(index_N: Indices, count: int, generator: np.random.Generator) -> list[
 
 
 def _dirichlet(
-    labels: Labels, count: int, alpha: float, generator: np.random.Generator, allow_empty: bool
+    labels: Labels, count: int, alpha: float, generator: np.random.Generator
 ) -> list[Indices]:
     """Each class is shared out in proportions drawn from a symmetric Dirichlet distribution.
 
@@ -95,16 +144,21 @@ def _dirichlet(
         chosen: list[list[Indices]] = [[] for _ in range(count)]
         for label in np.unique(labels):
             index = generator.permutation(np.flatnonzero(labels == label))
-            share_P = generator.dirichlet([alpha] * count)
-            if not np.isfinite(share_P).all():  # every draw underflowed: the limit is one worker
-                share_P = np.eye(count)[generator.integers(count)]
+            share_P = _drawn(count, alpha, generator)
             ends = np.round(np.cumsum(share_P)[:-1] * len(index)).astype(int)
             for worker, piece in enumerate(np.split(index, ends)):
                 chosen[worker].append(piece)
         parts = [np.concatenate(pieces) for pieces in chosen]
-        if allow_empty or all(len(part) for part in parts):
+        if all(len(part) for part in parts):
             break
     return parts
+
+
+def _drawn(count: int, alpha: float, generator: np.random.Generator) -> Shares:
+    share_P = generator.dirichlet([alpha] * count)
+    if not np.isfinite(share_P).all():  # every draw underflowed: the limit is one worker
+        share_P = np.eye(count)[generator.integers(count)]
+    return share_P
 
 
 def _by_site(

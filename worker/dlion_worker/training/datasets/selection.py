@@ -38,6 +38,21 @@ def thinned(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[
     return np.sort(np.concatenate([np.zeros(0, np.int64), *kept]))
 
 
+def drawn(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
+    """As `thinned`, for one file of many: over many files that share, of a small one perhaps none.
+
+    A file's count is rounded up or down by chance, so that its mean is the fraction of any number.
+    """
+    if fraction >= 1:
+        return np.arange(len(labels))
+    generator = np.random.default_rng([*seed, 2])
+    kept = [np.zeros(0, np.int64)]
+    for label in np.unique(labels):
+        index = generator.permutation(np.flatnonzero(labels == label))
+        kept.append(index[: int(float(fraction) * len(index) + generator.random())])
+    return np.sort(np.concatenate(kept))
+
+
 def thinned_count(count: int, fraction: float) -> int:
     """How many of so many samples of one class stay."""
     return max(1, round(float(fraction) * int(count))) if count else 0
