@@ -37,6 +37,7 @@ TARGETS = (
     _target("local socket", "records.attack_socket", 0.1),
     _target("progress records", "records.attack_record", 0.1),
     _target("events.jsonl", "records.attack_events", 0.02),
+    _target("what a report reads beside them", "result_folders.attack_report", 0.005),
     _target("coordinator requests", "records.attack_coordinator", 0.1),
     _target("memberships", "records.attack_membership", 0.02),
     _target("words of sidecars", "records.attack_sidecar", 0.05),

@@ -6,7 +6,7 @@ given; only our own SVG is taken as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlion_api.progress import EventRecord
+    from dlion_worker.results.environment import EnvironmentFigure
 
 PICTURE_BYTES = 2_000_000
 """Of all pictures: the page stays below three megabytes."""
@@ -153,36 +154,27 @@ def _events(run: LoadedRun) -> list[dict[str, Any]]:
 def _environment(run: LoadedRun) -> dict[str, Any] | None:
     """Requested against measured, a row per worker and quantity."""
     given = run.environment
-    if not given:
+    if given is None:
         return None
-    figures = [f for f in given.get("figures") or [] if isinstance(f, Mapping)][:_MOST_ROWS]
-    return {
-        "name": given.get("name", ""),
-        "notes": [str(note) for note in given.get("notes") or []],
-        "rows": [_environment_row(run, figure) for figure in figures],
-    }
+    rows = [_environment_row(run, figure) for figure in given.figures[:_MOST_ROWS]]
+    return {"name": given.name, "notes": given.notes, "rows": rows}
 
 
-def _environment_row(run: LoadedRun, figure: Mapping[str, Any]) -> dict[str, Any]:
-    requested, measured = (_number(figure.get(name)) for name in ("requested", "measured"))
+def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any]:
+    requested, measured = figure.requested, figure.measured
     off = measured / requested - 1 if requested and measured is not None else None
-    rank, peer = figure.get("rank"), figure.get("peer")
-    name = run.run.worker_name(Rank(rank)) if isinstance(rank, int) else str(rank)
-    quantity, begins_s = figure.get("quantity", ""), _number(figure.get("begins_s"))
+    name = run.run.worker_name(Rank(figure.rank))
+    begins_s = figure.begins_s
     return {
-        "worker": f"{name} → {peer}" if isinstance(peer, int) else name,
-        "quantity": f"{quantity}, from {begins_s:g} s" if begins_s else quantity,
-        "unit": figure.get("unit", ""),
-        "note": figure.get("note", ""),
+        "worker": name if figure.peer is None else f"{name} → {figure.peer}",
+        "quantity": f"{figure.quantity}, from {begins_s:g} s" if begins_s else figure.quantity,
+        "unit": figure.unit,
+        "note": figure.note,
         "requested": requested,
         "measured": measured,
         "off": off,
         "far_off": off is not None and abs(off) > _FAR_OFF,
     }
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _percent(value: float | None, digits: int = 1) -> str:

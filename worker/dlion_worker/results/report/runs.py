@@ -6,27 +6,28 @@ on, shows all that there is. Draws nothing.
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from dlion_api.errors import DataError
 from dlion_worker.results.curves import Points, mean_over_replicas
 from dlion_worker.results.description import RunDescription, describe_folder
+from dlion_worker.results.environment import EnvironmentReport
 from dlion_worker.results.events import BadLine, read_events
-from dlion_worker.results.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
+from dlion_worker.results.folder import EVENTS, JOB
 from dlion_worker.results.models import read_models
-from dlion_worker.results.summary import Ending, Json, scalability, summarise
+from dlion_worker.results.report.written import (
+    ending_of,
+    read_environment,
+    read_summary,
+    scalability_of,
+)
+from dlion_worker.results.summary import Json, scalability, summarise
 from dlion_worker.results.tally import RunTally, WorkerTally
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LoadedRun:
     run: RunDescription
     tally: RunTally
     summary: Json
-    environment: Mapping[str, Any] | None
+    environment: EnvironmentReport | None
     job_text: str
     """The manifest with its defaults, as in `job.yaml`."""
     bad_lines: tuple[BadLine, ...] = ()
@@ -96,44 +97,18 @@ def load_run(folder: Path, label: str) -> LoadedRun:
     bad_lines: list[BadLine] = []
     for record in read_events(folder / EVENTS, bad_lines.append):
         tally.add(record)
-    written = _mapping(folder / SUMMARY)
+    written = read_summary(folder)
     summary = summarise(
         run,
         tally,
-        ending=_ending(written),
+        ending=ending_of(written),
         models=read_models(folder),
         bad_line_count=len(bad_lines),
     )
-    summary["scalability"] = written.get("scalability")
-    environment = _mapping(folder / ENVIRONMENT) or None
+    summary["scalability"] = scalability_of(written)
+    environment = read_environment(folder)
     job_text = (folder / JOB).read_text("utf-8")
     return LoadedRun(label, run, tally, summary, environment, job_text, tuple(bad_lines))
-
-
-def _ending(written: Mapping[str, Any]) -> Ending:
-    """What `summary.json` says of the end; a run that was killed has none."""
-    ending = written.get("ending")
-    if not isinstance(ending, dict):
-        return Ending("no summary: still running, or killed", succeeded=False)
-    return Ending(
-        stop_reason=str(ending.get("stop_reason", "")),
-        message=str(ending.get("message", "")),
-        succeeded=bool(ending.get("succeeded")),
-        started_at=str(ending.get("started_at", "")),
-    )
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """A file's mapping, JSON or YAML; empty where there is none that can be read."""
-    try:
-        text = path.read_text("utf-8")
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        _log.warning("%s: cannot be read (%s); the report goes without it", path, error)
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
