@@ -112,12 +112,8 @@ def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
 
 def assert_readable_and_resumable(run: LocalRun) -> None:
     """On a machine too busy for a report within the time, the command to make it is named."""
-    assert (run.folder / "report.html").exists() or "`dlion report" in run.terminal()
-    assert_resumable(run)
-
-
-def assert_resumable(run: LocalRun) -> None:
     assert run.steps()
+    assert (run.folder / "report.html").exists() or "`dlion report" in run.terminal()
     for name in ("w0", "w1"):
         with np.load(run.folder / "state" / name / "checkpoint.npz") as saved:
             assert saved["iteration"] > 0
@@ -229,7 +225,7 @@ def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_hea
     """What is still written for it is lost, and nothing else."""
     document = job_document(2, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
     ours, its = os.openpty()
-    with LocalRun(tmp_path, document, terminal=its) as run:
+    with LocalRun(tmp_path, document, stdout=its) as run:
         run.wait_for_step(10)
         os.close(ours)
         os.close(its)
@@ -238,7 +234,7 @@ def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_hea
     print(f"hang-up: {took_s:.1f} s")
     assert run.process.returncode == 130
     assert run.summary()["ending"]["stop_reason"] == "interrupted"
-    assert_resumable(run)
+    assert_readable_and_resumable(run)
     assert took_s <= WITHIN_S
 
 

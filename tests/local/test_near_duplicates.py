@@ -1,13 +1,16 @@
 """Proves: of images that come four times with camera noise no more than 30 % are kept, and a model
 that learns from these is within a point of one that learns from the images without duplicates (mean
-of three seeds, equal numbers of steps).
+of three seeds, equal numbers of steps). In a real run each worker filters its own samples alone
+and says how many went. With `-o json` such a run prints its summary and nothing else.
 
 Leaves out: photos and the rule itself (tests/unit/training/test_selection). Figures are printed.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from dlion_worker.training.datasets.named import digits
 from dlion_worker.training.datasets.selection import NearDuplicates
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
+from local_run import LocalRun, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -76,3 +80,32 @@ def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
     )
     assert share <= 0.30
     assert filtered >= without - 0.01
+
+
+@pytest.mark.timeout(300)
+def test_each_worker_of_a_run_leaves_out_its_own(tmp_path: Path) -> None:
+    """The first has every image four times, the second the same images, each once."""
+    x, y = digits()
+    (few_x, few_y), held_out = (x[:100], y[:100]), (x[-100:], y[-100:])
+    for name, pair in {"0": repeated(few_x, few_y), "1": (few_x, few_y), "test": held_out}.items():
+        np.savez(tmp_path / f"{name}.npz", x=pair[0], y=pair[1])
+    dataset = {
+        "path": str(tmp_path / "{rank}.npz"),
+        "format": "npz",
+        "evaluationPath": str(tmp_path / "test.npz"),
+        "dropNearDuplicates": True,
+    }
+    document = job_document(2, trainer={"dataset": dataset, "stop": {"maxSteps": 5}})
+    with (tmp_path / "stdout").open("wb") as stdout:
+        run = LocalRun(tmp_path, document, "-o", "json", stdout=stdout.fileno())
+    with run:
+        assert run.finish() == 0, run.terminal()
+    (event,) = run.events("NearDuplicatesLeftOut")
+    assert event.rank == 0
+    left_out, of = (int(word) for word in event.message.split() if word.isdigit())
+    assert of == 400
+    assert left_out == pytest.approx(300, abs=10)
+    printed = json.loads((tmp_path / "stdout").read_text())
+    places = {"folder": str(run.folder), "report": str(run.folder / "report.html")}
+    assert printed == {**run.summary(), **places}
+    assert printed["ending"]["succeeded"]

@@ -125,11 +125,11 @@ class LocalRun:
         folder: Path,
         document: dict[str, Any] | None,
         *flags: str,
-        terminal: int | None = None,
+        stdout: int | None = None,
     ) -> None:
         """`folder` gets the manifest and the result folder; None: the manifest that is there.
 
-        `terminal`: a descriptor that takes what the command prints, in place of a file.
+        `stdout`: a descriptor that takes it; `terminal()` is standard error alone then.
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
@@ -143,8 +143,8 @@ class LocalRun:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                stdout=log if terminal is None else terminal,
-                stderr=subprocess.STDOUT,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
                 env={**os.environ, _MARK: self._mark, "TMPDIR": self._temporary.name},
                 start_new_session=True,
             )
