@@ -13,6 +13,10 @@ _VOLUMES = frozenset(
     {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "name",
      "persistentVolumeClaim", "projected", "secret"}
 )  # fmt: skip
+_HANDLERS = (
+    ("livenessProbe",), ("readinessProbe",), ("startupProbe",),
+    ("lifecycle", "postStart"), ("lifecycle", "preStop"),
+)  # fmt: skip
 _SECCOMP = ("RuntimeDefault", "Localhost")
 _SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _SYSCTLS = frozenset(
@@ -85,6 +89,19 @@ def _container(path: str, container: Document, pod: Document) -> Iterator[str]:
     for port in _list(container.get("ports")):
         if _mapping(port).get("hostPort"):
             yield f"{path}.ports must not hold a hostPort"
+    yield from _handlers(path, container)
+
+
+def _handlers(path: str, container: Document) -> Iterator[str]:
+    """Probes and hooks that the node is to send to some other host (forbidden from v1.34 on)."""
+    for names in _HANDLERS:
+        handler = container
+        for name in names:
+            handler = _mapping(handler.get(name))
+        for action in ("httpGet", "tcpSocket"):
+            if _mapping(handler.get(action)).get("host"):
+                at = ".".join((path, *names, action))
+                yield f"{at}.host must not be set; without it the pod's own address is asked"
 
 
 def _shared_context(at: str, context: Document) -> Iterator[str]:

@@ -380,6 +380,15 @@ def test_with_failure_policy_fail_one_failure_ends_the_run() -> None:
 
 def test_workers_that_would_wait_for_a_failed_one_for_ever_are_not_left_to() -> None:
     world = World(dlion_job({"small": 2}))
+def test_a_probe_of_another_host_is_refused_before_its_pods_are() -> None:
+    probe = {"httpGet": {"host": "10.0.0.1", "port": 80}}
+    containers = [{"name": "trainer", "livenessProbe": probe}]
+    decision = World(dlion_job(podTemplate={"spec": {"containers": containers}})).look()
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert "containers[trainer].livenessProbe.httpGet.host must not be set" in message
+
+
     world.look()
     world.make_jobs()
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1})

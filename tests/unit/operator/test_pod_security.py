@@ -59,6 +59,31 @@ def test_a_keepers_pod_keeps_to_it() -> None:
         (["containers", 0, "ports"], [{"containerPort": 1, "hostPort": 80}], "hostPort"),
         (["initContainers", 0, "securityContext"], {}, "initContainers[sidecar]"),
         (
+            ["containers", 0, "livenessProbe"],
+            {"httpGet": {"host": "10.0.0.1", "port": 1}},
+            "containers[trainer].livenessProbe.httpGet.host must not be set",
+        ),
+        (
+            ["containers", 0, "startupProbe"],
+            {"tcpSocket": {"host": "127.0.0.1", "port": 1}},
+            "startupProbe.tcpSocket.host",
+        ),
+        (
+            ["initContainers", 0, "readinessProbe"],
+            {"httpGet": {"host": "node", "port": 1}},
+            "initContainers[sidecar].readinessProbe.httpGet.host",
+        ),
+        (
+            ["containers", 0, "lifecycle"],
+            {"preStop": {"httpGet": {"host": "node", "port": 1}}},
+            "lifecycle.preStop.httpGet.host",
+        ),
+        (
+            ["containers", 0, "lifecycle"],
+            {"postStart": {"tcpSocket": {"host": "node", "port": 1}}},
+            "lifecycle.postStart.tcpSocket.host",
+        ),
+        (
             ["containers", 0, "securityContext", "appArmorProfile"],
             {"type": "Unconfined"},
             "appArmorProfile",
@@ -72,6 +97,15 @@ def test_what_is_forbidden_is_named(path: list[str | int], value: object, words:
         place = place[step]
     place[path[-1]] = value
     assert any(words in each for each in restricted_violations(spec))
+
+
+def test_probes_of_the_pod_itself_are_no_fault() -> None:
+    spec = pod()
+    spec["containers"][0] |= {
+        "livenessProbe": {"httpGet": {"host": "", "port": 1}},
+        "lifecycle": {"preStop": {"httpGet": {"port": 1}}, "postStart": None},
+    }
+    assert restricted_violations(spec) == ()
 
 
 @pytest.mark.parametrize(
