@@ -26,6 +26,9 @@ BETWEEN_LOOKS_S = 0.5
 AT_ONCE = 8
 """Looks under way at one time."""
 
+OK, ERROR, DEFECT = "ok", "error", "defect"
+"""How a look ends: well, to be repeated, or by a fault of ours; metrics and alerts name them."""
+
 Look = Callable[[ObjectName], Awaitable[float | None]]
 Report = Callable[[str, float], None]
 """Takes how a look ended (`ok`, `error`, `defect`) and how long it took, in seconds."""
@@ -86,13 +89,13 @@ class Loops:
             try:
                 again_s = await self._look(name)
             except DLionError as error:
-                result, wait_s = "error", backoff_s(failures)
+                result, wait_s = ERROR, backoff_s(failures)
                 _LOG.warning("%s, looked at again in %.0f s: %s", "/".join(name), wait_s, error)
             except Exception:  # noqa: BLE001 - one job's defect must not end the others' loops
-                result, wait_s = "defect", backoff_s(failures)
+                result, wait_s = DEFECT, backoff_s(failures)
                 _LOG.exception("%s: a defect of ours; tried again", "/".join(name))
             else:
-                self._report("ok", time.monotonic() - began_s)
+                self._report(OK, time.monotonic() - began_s)
                 return again_s, False
             self._report(result, time.monotonic() - began_s)
             return wait_s, True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlion_api.names import JobKey
+from dlion_api.names import JobKey, SiteName
 from dlion_api.status import State
 from dlion_operator.cluster import Kind
 from dlion_operator.federation.node import FederationNode
@@ -65,12 +64,14 @@ class JobMetrics(Collector):
         self,
         store: Store,
         *,
+        site: SiteName,
         refusals: Callable[[], Mapping[str, int]],
         calls: Callable[[], Mapping[str, int]],
         keeper_refusals: Callable[[], Mapping[JobKey, Mapping[str, int]]],
         watch_age_s: Callable[[], float],
     ) -> None:
         self._store = store
+        self._site = site
         self._refusals = refusals
         self._calls = calls
         self._keeper_refusals = keeper_refusals
@@ -115,9 +116,11 @@ class JobMetrics(Collector):
         progress = GaugeMetricFamily(
             "dlion_job_progress_ratio", "How far training has come", labels=labels
         )
-        ready = GaugeMetricFamily("dlion_job_ready_workers", "Workers that train", labels=labels)
+        ready = GaugeMetricFamily(
+            "dlion_job_ready_workers", "Workers of this site that train", labels=labels
+        )
         expected = GaugeMetricFamily(
-            "dlion_job_expected_workers", "Workers that there should be", labels=labels
+            "dlion_job_expected_workers", "Workers of this site that there should be", labels=labels
         )
         for document in self._store.all(Kind.DLION_JOB):
             metadata, status = document["metadata"], document.get("status") or {}
@@ -127,9 +130,10 @@ class JobMetrics(Collector):
             percentage = (status.get("trainerStatus") or {}).get("progressPercentage")
             if percentage is not None:
                 progress.add_metric(at, percentage / 100)
-            if (workers := _workers(status)) is not None:
-                ready.add_metric(at, workers[0])
-                expected.add_metric(at, workers[1])
+            for site in status.get("sites") or ():
+                if site.get("name") == self._site:
+                    ready.add_metric(at, site.get("readyWorkers") or 0)
+                    expected.add_metric(at, site.get("workers") or 0)
         yield from (state, progress, ready, expected)
 
 
@@ -200,8 +204,3 @@ class FederationMetrics(Collector):
         )
         measured.add_metric([], self._node.service.turns.received_bytes)
         yield from (refused, handshakes, streams, measured)
-
-
-def _workers(status: Mapping[str, Any]) -> tuple[int, int] | None:
-    there, _, of = str(status.get("readyWorkers", "")).partition("/")
-    return (int(there), int(of)) if there.isdecimal() and of.isdecimal() else None

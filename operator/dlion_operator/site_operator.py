@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import DLionError
+from dlion_api.names import SiteName
 from dlion_operator.authority import Authority
 from dlion_operator.authority_secret import keep_renewing, kept_authority, show_bundle
 from dlion_operator.cluster import Kind
@@ -158,6 +159,7 @@ class SiteOperator:
         self._metrics.registry.register(
             JobMetrics(
                 self.store,
+                site=SiteName(self._settings.site),
                 refusals=runs.refusals,
                 calls=runs.calls,
                 keeper_refusals=runs.keeper_refusals,

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from dlion_api.status.conditions import State
+from dlion_operator.loops import DEFECT, ERROR, OK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,11 +120,11 @@ def test_counters_are_asked_for_their_increase_and_nothing_else_is(query: str) -
         assert (name in increasing) == (KNOWN[name][0] in {"counter", "histogram"}), name
 
 
-def test_every_result_that_an_alert_names_is_documented() -> None:
+def test_every_result_of_a_look_is_documented_and_each_failure_alerted() -> None:
     (row,) = re.findall(r"^\| `dlion_operator_reconciles_total`.*$", DOCUMENT, re.MULTILINE)
-    for rule in ALERTS:
-        for result in re.findall(r'result="(\w+)"', rule["expr"]):
-            assert f"`{result}`" in row
+    assert {f"`{result}`" for result in (OK, ERROR, DEFECT)} <= set(re.findall(r"`\w+`", row))
+    alerted = [re.findall(r'result=~?"([^"]*)"', rule["expr"]) for rule in ALERTS]
+    assert [found for found in alerted if found] == [[f"{ERROR}|{DEFECT}"]]
 
 
 def test_every_alert_is_documented_and_says_what_to_look_at() -> None:

@@ -1,0 +1,64 @@
+"""What the operator's metrics say of jobs.
+
+Proves: workers are counted of this site alone, whatever other sites lack, and not at all once a run
+has ended. Left out: that pages, alerts and dashboards name families that there are
+(tests/contract/test_chart_queries).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from dlion_api.names import SiteName
+from dlion_operator.cluster import Kind
+from dlion_operator.metrics import JobMetrics
+from dlion_operator.observed import RunView
+from dlion_operator.store import Store
+from operator_world import World, dlion_job
+
+PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
+AT = {"namespace": "default", "job": "digits"}
+
+
+def workers_of(document: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Ready and expected ones, as the site plant-a says."""
+    store = Store()
+    store.put(Kind.DLION_JOB, document)
+    registry = CollectorRegistry()
+    registry.register(
+        JobMetrics(
+            store,
+            site=PLANT_A,
+            refusals=dict,
+            calls=dict,
+            keeper_refusals=dict,
+            watch_age_s=lambda: 0.0,
+        )
+    )
+    ready, expected = (
+        registry.get_sample_value(f"dlion_job_{name}_workers", AT) for name in ("ready", "expected")
+    )
+    return ready, expected
+
+
+def test_workers_of_other_sites_are_theirs_to_count() -> None:
+    sites = [
+        {"name": name, "groups": [{"name": "small", "workers": count}]}
+        for name, count in ((PLANT_A, 2), (PLANT_B, 3))
+    ]
+    world = World(dlion_job(sites=sites))
+    world.look()
+    assert workers_of(world.document) == (0, 2)
+    world.make_jobs()
+    world.run = RunView(open_s=99.0, ready={PLANT_A: 2, PLANT_B: 1}, training=True)
+    world.look()
+    assert world.document["status"]["readyWorkers"] == "3/5"
+    assert workers_of(world.document) == (2, 2)
+    world.run = RunView(open_s=99.0, ready={PLANT_A: 1, PLANT_B: 3}, training=True)
+    world.look()
+    assert workers_of(world.document) == (1, 2)
+    world.end("small")
+    world.look()
+    assert workers_of(world.document) == (None, None)
