@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     DATA = 66  # data missing or corrupt
     PROGRAM = 67  # the user's program raised or broke its protocol
     UNAVAILABLE = 69  # a peer or the coordinator is not there; restarted
+    MODEL_LOST = 73  # in a pod: the keeper did not get the site's model
     STORAGE = 74  # disk full or not writable
     DIVERGED = 75  # loss or weights are no longer finite
     RESTARTS = 76  # a pod's trainer ended more often than maxRestarts allows
@@ -34,6 +35,6 @@ class ExitCode(IntEnum):
 
 _FATAL = frozenset(
     {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
-     ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.RESTARTS, ExitCode.DENIED,
+     ExitCode.MODEL_LOST, ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.RESTARTS, ExitCode.DENIED,
      ExitCode.DEADLINE, ExitCode.INTERRUPTED}
 )  # fmt: skip

@@ -4,7 +4,8 @@ words that say why, and without a trace on the disk: another worker's path, one 
 rank that is not the certificate's, another site's worker, another run, no certificate, a file that
 is too long, damaged, cut short or out of order, garbage, an incarnation that was replaced. A disk
 that is full is said to be, and is no refusal. The courier brings the newest only, retries while the
-keeper is away, and stops for a refusal.
+keeper is away, and stops for a refusal. A worker whose site's model the keeper did not get, since
+it was away or would not have it, says so by its exit code.
 
 The keeper's service on a real port with mutual TLS, real client, files and threads. Left out: the
 keeper as a process and its records (test_pods).
@@ -19,12 +20,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import keeping_pb2 as wire
 from dlion_api.wire import keeping_pb2_grpc
@@ -40,7 +46,15 @@ from dlion_worker.keeping import Courier, KeeperClient
 from dlion_worker.keeping.courier import Outcome
 from dlion_worker.keeping.pieces import CHUNK_BYTES, crc32
 from dlion_worker.keeping.places import MAX_ABOUT_BYTES
+from dlion_worker.trainer.__main__ import exit_code_of
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.trainer.saving import ModelLostError, Saving
+from dlion_worker.trainer.stopping import JobProgress
 from local_run import job_document
+
+if TYPE_CHECKING:
+    from dlion_api.worker_config import WorkerConfig
+    from dlion_worker.trainer.checkpointing import Checkpointer
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
 OWN = "state/w0/checkpoint.npz"
@@ -417,3 +431,42 @@ def test_a_courier_does_not_repeat_what_is_refused(
         assert courier.failed_count == 2
     finally:
         courier.close()
+
+
+@pytest.mark.parametrize("keeper_does", ["takes it", "is away", "refuses it"])
+def test_a_model_that_the_keeper_did_not_get_is_lost(
+    tmp_path: Path, keeper: Keeper, keeper_does: str
+) -> None:
+    told: list[ProgressRecord] = []
+    saving = Saving(
+        cast("WorkerConfig", SimpleNamespace(
+            state_dir=str(tmp_path), keeper_address=keeper.address, resume=False
+        )),
+        checkpointer=lambda _path: cast("Checkpointer", None),
+        progress=JobProgress(),
+        reporter=Reporter(
+            rank=Rank(0), incarnation=1, start_monotonic_s=time.monotonic(), send=told.extend
+        ),
+        model_within_s=20 if keeper_does != "is away" else 0.5,
+    )  # fmt: skip
+    worker = job().workers()[0]
+    saving.open(job().key, worker, 1, proof(worker))
+    about_bytes = MAX_ABOUT_BYTES + 1 if keeper_does == "refuses it" else 10
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model" / "model.keras", 100)
+    write(tmp_path / "model" / "model.json", about_bytes)
+    if keeper_does == "is away":
+        keeper.stop()
+    try:
+        saving.keep_model(tmp_path / "model")
+        if keeper_does == "takes it":
+            saving.check_model()
+            assert sorted(keeper.files().values()) == [10, 100]
+        else:
+            with pytest.raises(ModelLostError) as lost:
+                saving.check_model()
+            assert exit_code_of(lost.value) is ExitCode.MODEL_LOST
+    finally:
+        saving.close()
+    reasons = {record.reason for record in told if isinstance(record, EventRecord)}
+    assert (EventReason.KEEP_FAILED in reasons) == (keeper_does != "takes it")

@@ -62,6 +62,8 @@ class Courier:
         self._under_way: str | None = None
         self._ended = threading.Event()
         self._last_error: dict[str, str] = {}
+        self._refused: set[str] = set()
+        """Files that the keeper would not have when they were brought last."""
         self.brought_count = 0
         self.failed_count = 0
         """Attempts that failed."""
@@ -85,6 +87,11 @@ class Courier:
                 self._changed.wait(min(_SLICE_S, left_s))
         return True
 
+    def refused(self, paths: Collection[str]) -> bool:
+        """Whether one of those files was refused for good when it was brought last."""
+        with self._changed:
+            return not self._refused.isdisjoint(paths)
+
     def close(self) -> None:
         """Breaks off what is under way; what waits is left."""
         self._ended.set()
@@ -104,8 +111,11 @@ class Courier:
             outcome = self._try(path, what)
             with self._changed:
                 self._under_way = None
+                self._refused.discard(path)
                 if not outcome.final:
                     self._waiting.setdefault(path, what)
+                elif outcome.error:
+                    self._refused.add(path)
                 self._changed.notify_all()
             if self._ended.is_set():
                 return

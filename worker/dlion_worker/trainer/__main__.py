@@ -27,6 +27,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.trainer.interruption import Interrupted, Signals
+from dlion_worker.trainer.saving import ModelLostError
 from dlion_worker.trainer.snapshot import storage_words
 from dlion_worker.trainer.start_up import tell_imports
 from dlion_worker.trainer.worker import Worker
@@ -40,6 +41,7 @@ _EXIT_CODES: tuple[tuple[type[DLionError], ExitCode], ...] = (
     (ProgramError, ExitCode.PROGRAM),
     (UnavailableError, ExitCode.UNAVAILABLE),
     (DivergedError, ExitCode.DIVERGED),
+    (ModelLostError, ExitCode.MODEL_LOST),
     (ContractError, ExitCode.FAILED),
 )
 _STORAGE = frozenset(
@@ -96,6 +98,9 @@ def _train(config: WorkerConfig, job: Job, signals: Signals) -> int:
     try:
         _LOG.info("run over: %s", worker.run())
         finished = signals.reason is None
+    except ModelLostError:
+        finished = True  # as far as its peers are concerned
+        raise
     except Interrupted as reason:
         _LOG.info("stopped: %s", reason)
         finished = signals.reason is None

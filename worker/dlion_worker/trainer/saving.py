@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dlion_api.errors import DataError, UnavailableError
+from dlion_api.errors import DataError, DLionError, UnavailableError
 from dlion_api.names import JobKey, WorkerIdentity
 from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
@@ -37,6 +37,10 @@ MODEL_WITHIN_S = 300.0
 """The run is over and the model is what it was for: a slow disk may take its time."""
 
 
+class ModelLostError(DLionError):
+    """The run is over, and the site's model goes with its worker: the keeper did not get it."""
+
+
 class Saving:
     """One incarnation's checkpoints and its site's model."""
 
@@ -47,14 +51,18 @@ class Saving:
         checkpointer: Callable[[Path], Checkpointer],
         progress: JobProgress,
         reporter: Reporter,
+        model_within_s: float = MODEL_WITHIN_S,
     ) -> None:
-        """`checkpointer` makes the one for that file."""
+        """`checkpointer` makes the one for that file; `model_within_s`: what the keeper has to
+        take the site's model in."""
         self._path = Path(config.state_dir) / CHECKPOINT_FILE
         self._keeper_address = config.keeper_address
         self._resume = config.resume
         self._progress = progress
+        self._model_within_s = model_within_s
         self._reporter = reporter
         self._courier: Courier | None = None
+        self._model_is_lost = False
         self.checkpointer = checkpointer(self._path)
 
     def open(
@@ -147,8 +155,15 @@ class Saving:
         self.bring_model(folder)
         if self._courier is not None:
             paths = self._model_paths()
-            if not self._courier.wait(paths, within_s=MODEL_WITHIN_S):
-                self._late(" and ".join(paths), MODEL_WITHIN_S)
+            in_time = self._courier.wait(paths, within_s=self._model_within_s)
+            if not in_time:
+                self._late(" and ".join(paths), self._model_within_s)
+            self._model_is_lost = not in_time or self._courier.refused(paths)
+
+    def check_model(self) -> None:
+        """Raises: ModelLostError where this worker had the site's model to bring, and could not."""
+        if self._model_is_lost:
+            raise ModelLostError("the site's model is lost: the keeper did not get it")
 
     def close(self) -> None:
         """Breaks off what is under way."""

@@ -89,8 +89,8 @@ class Worker:
     def run(self) -> str:
         """From loading to the saved model; why the run ended.
 
-        Raises: `Interrupted` before training and once all is saved; DLionError and OSError as the
-            parts say.
+        Raises: `Interrupted` before training and once all is saved; ModelLostError once all is
+            over; DLionError and OSError as the parts say.
         """
         self._load()
         credentials = first_credentials(
@@ -118,6 +118,7 @@ class Worker:
             self._report(EventReason.TRAINING_STOPPED, reason, warning=False)
             self._saving.save()
         self._finish(reason)
+        self._saving.check_model()
         return reason
 
     def close(self, *, finished: bool) -> None:
