@@ -163,11 +163,7 @@ def _suspended(
     run: Run, seen: Observed, settings: Settings, cleaning: tuple[Action, ...]
 ) -> Decision:
     finding = Finding(Situation.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
-    stopping = tuple(
-        Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
-        for view in run.jobs.values()
-        if not view.suspended and view.ended_at is None
-    )
+    stopping = tuple(_halt(run))
     # While pods end in order they report, and the keeper hears of it.
     if run.pods and not _all_over(run):
         actions = (*cleaning, *stopping, _opened(run, seen, settings))
@@ -321,9 +317,17 @@ def _ended(finding: Finding, run: Run, seen: Observed, cleaning: tuple[Action, .
 
 
 def _halt(run: Run) -> Iterator[Action]:
-    """Pods that still run end; those that have ended keep their logs."""
+    """Pods that still run end; those that have ended keep their logs.
+
+    A Job in a queue is made empty instead: Kueue starts any that it has admitted whenever it is
+    suspended, and gives up the place of one whose size has changed.
+    """
     for view in run.jobs.values():
-        if view.ended_at is None and not view.suspended:
+        if view.ended_at is not None:
+            continue
+        if view.queued and view.workers:
+            yield Patch(Kind.JOB, view.name, _of(view, {"parallelism": 0}))
+        elif not view.queued and not view.suspended:
             yield Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
 
 

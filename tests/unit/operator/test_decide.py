@@ -573,3 +573,44 @@ def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
         if isinstance(a, Create) and a.document["kind"] == "Job"
     ]
     assert made == [1]
+def admitted() -> World:
+    """A job in a queue, whose Job has been let run."""
+    document = dlion_job()
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    world = World(document)
+    world.look()
+    world.make_jobs()
+    world.jobs["small"]["spec"]["suspend"] = False
+    world.train()
+    assert ready_reason(world.look())[0] == "Training"
+    return world
+
+
+def test_a_queued_job_is_suspended_without_a_fight_with_its_queue() -> None:
+    """Kueue unsuspends a Job that it has admitted; one that is empty runs nothing all the same."""
+    world = admitted()
+    world.document["spec"]["suspend"] = True
+    assert halted(world.look()) == [{"parallelism": 0}]
+    world.jobs["small"]["spec"]["parallelism"] = 0
+    for is_suspended in (True, False):
+        world.jobs["small"]["spec"]["suspend"] = is_suspended
+        assert halted(world.look()) == []
+    world.document["spec"]["suspend"] = False
+    assert halted(world.look()) == [{"parallelism": 2, "completions": 2}]
+
+
+def test_a_job_that_waits_in_its_queue_stays_away_from_it_while_suspended() -> None:
+    world = admitted()
+    world.jobs["small"]["spec"]["suspend"] = True
+    world.document["spec"]["suspend"] = True
+    assert halted(world.look()) == [{"parallelism": 0}]
+
+
+def test_a_queued_run_that_is_over_is_ended_without_a_fight_too() -> None:
+    world = admitted()
+    world.document["spec"]["activeDeadlineSeconds"] = 60
+    world.pass_by(3600)
+    assert ready_reason(world.look())[0] == "DeadlineExceeded"
+    assert halted(world.look()) == [{"parallelism": 0}]
+
+
