@@ -21,6 +21,7 @@ _FAILURES = {
     Reason.INVALID_SPEC: ExitCode.SPEC,
     Reason.PROGRAM_FAILED: ExitCode.PROGRAM,
     Reason.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
+    Reason.MODEL_LOST: ExitCode.MODEL_LOST,
 }
 
 

@@ -41,8 +41,9 @@ from dlion_operator.findings import (
     why_over,
     without_authority,
 )
+from dlion_operator.job_view import JobView, moment
 from dlion_operator.news import news_of
-from dlion_operator.observed import KNOWN_AFTER_S, JobView, Observed, moment
+from dlion_operator.observed import KNOWN_AFTER_S, Observed
 from dlion_operator.pod_security import restricted_violations
 from dlion_operator.run_trust import authority_of, written
 from dlion_operator.runs import Run, groups_of
@@ -77,7 +78,10 @@ def decide(seen: Observed, settings: Settings) -> Decision:
     """What is to be done about that job now."""
     document = seen.document
     if is_left_alone(document):
-        return Decision((CloseRun(),))
+        is_ours = _managed_by(document) == MANAGED_BY
+        released = lost_pods(seen) if is_ours else ()
+        again_s = LOOK_AGAIN_S if is_ours and seen.leaving else None
+        return Decision((CloseRun(), *released), look_again_s=again_s)
     try:
         job = load_job(document)
     except SpecError as error:
@@ -99,14 +103,18 @@ def _without_a_run(finding: Finding, seen: Observed) -> Decision:
     strays = [view for view in views if view.run_id != run_id]
     metadata = seen.document["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"], run_id)
-    actions = (CloseRun(), *left_over(strays, key, seen))
+    actions = (CloseRun(), *left_over(strays, key, seen), *lost_pods(seen))
     return _told(finding, seen, bare_status(finding, seen), actions)
 
 
 def is_left_alone(document: Mapping[str, Any]) -> bool:
     """Whether that job is on its way out, or somebody else's to act on."""
-    managed_by = (document.get("spec") or {}).get("managedBy", MANAGED_BY)
-    return bool(document["metadata"].get("deletionTimestamp") or managed_by != MANAGED_BY)
+    is_going = bool(document["metadata"].get("deletionTimestamp"))
+    return is_going or _managed_by(document) != MANAGED_BY
+
+
+def _managed_by(document: Mapping[str, Any]) -> str:
+    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY))
 
 
 def _ended_at(seen: Observed, run: Run) -> datetime | None:
@@ -125,7 +133,7 @@ def _ended_at(seen: Observed, run: Run) -> datetime | None:
 
 
 def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decision:
-    cleaning = (*earlier_runs(run, seen), *lost_pods(run, seen.now))
+    cleaning = (*earlier_runs(run, seen), *lost_pods(seen))
     if job.spec.suspend:
         return _suspended(run, seen, settings, cleaning)
     if run.has_ended:
@@ -338,7 +346,7 @@ def _of(view: JobView, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _after_the_end(run: Run, seen: Observed, settings: Settings, ended_at: datetime) -> Decision:
     age = seen.now - ended_at
-    actions: list[Action] = [*earlier_runs(run, seen), *_halt(run), *lost_pods(run, seen.now)]
+    actions: list[Action] = [*earlier_runs(run, seen), *_halt(run), *lost_pods(seen)]
     actions += unused_services(run, seen)
     waits = [SERVED_AFTER_END]
     if age >= SERVED_AFTER_END:
@@ -356,6 +364,7 @@ def _after_the_end(run: Run, seen: Observed, settings: Settings, ended_at: datet
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
             actions += without_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
+    due += [LOOK_AGAIN_S] if seen.leaving else []
     status = dict(seen.document.get("status") or {})
     generation = seen.document["metadata"].get("generation")
     status["observedGeneration"] = generation
@@ -384,4 +393,5 @@ def _told(
     is_idle = finding.situation is Situation.NOT_SELECTED or (
         finding.situation is Situation.SUSPENDED and is_alone
     )
-    return Decision(actions, status, notices, None if is_idle else LOOK_AGAIN_S)
+    looks_again = seen.leaving or not is_idle
+    return Decision(actions, status, notices, LOOK_AGAIN_S if looks_again else None)

@@ -25,8 +25,8 @@ def delay(pod: PodView, now: datetime) -> Trouble | None:
     look = f"`kubectl describe pod {pod.name}` says why"
     scheduled = pod.condition("PodScheduled")
     if scheduled.get("status") != "True":
-        if scheduled.get("reason") == "SchedulingGated":
-            return None  # somebody holds it back, and will let it go
+        if is_held_back(pod):
+            return None
         return Trouble(Reason.UNSCHEDULABLE, f"{pod.worker}: no scheduler has placed it; {look}")
     if pod.condition("PodReadyToStartContainers").get("status") == "False":
         words = f"{pod.worker}: its volumes or its network are not there; {look}"
@@ -47,8 +47,25 @@ def silence(pod: PodView, name: str, view: RunView, now: datetime) -> Trouble | 
     """That a pod runs, and its worker (of that name) does not come to the run; None: it does."""
     if pod.phase != "Running" or pod.deleted_at is not None or pod.runs_since is None:
         return None
-    unseen = timedelta(seconds=view.away_s.get(name, view.open_s))
-    if min(unseen, now - pod.runs_since) < JOINED_WITHIN:
+    if min(silent_for(name, view), now - pod.runs_since) < JOINED_WITHIN:
         return None
     words = f"{pod.worker}: runs and does not join; `kubectl logs {pod.name} -c trainer` says why"
     return Trouble(Reason.NOT_JOINING, words)
+
+
+def unready(pod: PodView, now: datetime) -> Trouble | None:
+    """That a pod runs, and has not served for too long; None: it does, or may soon."""
+    if pod.unready_since is None or now - pod.unready_since < STUCK_AFTER:
+        return None
+    words = f"{pod.worker}: runs and does not become ready; `kubectl logs {pod.name}` says why"
+    return Trouble(Reason.CONTAINER_BROKEN, words)
+
+
+def is_held_back(pod: PodView) -> bool:
+    """Whether somebody keeps it from being placed on a node, and will let it go."""
+    return pod.condition("PodScheduled").get("reason") == "SchedulingGated"
+
+
+def silent_for(name: str, view: RunView) -> timedelta:
+    """Since when nothing has been heard of the worker of that name, as far as is known here."""
+    return timedelta(seconds=view.away_s.get(name, view.open_s))

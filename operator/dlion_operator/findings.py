@@ -9,12 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from dlion_api.cluster_names import GROUP_LABEL
+from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import Job
 from dlion_api.status import Reason
-from dlion_operator.delays import STUCK_AFTER, delay, is_old, silence
+from dlion_operator.absences import keeper_troubles, podless
+from dlion_operator.delays import (
+    JOINED_WITHIN,
+    STARTED_WITHIN,
+    STUCK_AFTER,
+    delay,
+    is_held_back,
+    is_old,
+    silence,
+    silent_for,
+    unready,
+)
 from dlion_operator.exposure import is_late
 from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.observed import NOTHING_KNOWN, Observed, RunView, Trouble
@@ -23,12 +34,15 @@ from dlion_operator.runs import Run
 from dlion_operator.situations import Finding, Situation
 
 MOST_NAMED = 5
+TOGETHER_WITHIN = STARTED_WITHIN + JOINED_WITHIN
+"""From a pod's making; nothing that is known takes longer."""
 _QUEUED = Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
 
 _REASON_OF_EXIT = {
     ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
     ExitCode.SPEC: Reason.INVALID_SPEC,
     ExitCode.RESTARTS: Reason.RESTARTS_EXCEEDED,
+    ExitCode.MODEL_LOST: Reason.MODEL_LOST,
 }
 
 
@@ -37,11 +51,11 @@ def standing(run: Run, seen: Observed, unreached: Sequence[str] = ()) -> Finding
     view = seen.run or NOTHING_KNOWN
     if view.stop_reason and view.training:
         # Workers leave one after the other: nobody is lost.
-        return Finding(Situation.TRAINING, Reason.TRAINING, f"ending: {view.stop_reason}")
+        return _kept(run, seen, f"ending: {view.stop_reason}")
     if view.training:
         return _training(run, view, seen, unreached)
-    if podless := _podless(run, seen.now):
-        words = _joined([trouble.message for trouble in podless])
+    if lacking := podless(run, seen):
+        words = _joined([trouble.message for trouble in lacking])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
     if troubles := _troubles(run, view, seen.now):
         words = _joined([trouble.message for trouble in troubles])
@@ -97,12 +111,23 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
         words += [_QUEUED.message] if _is_queued(run) else []
         words += [*_away(view), *unreached]
-        words += [trouble.message for trouble in _troubles(run, view, seen.now)]
+        troubles = (*podless(run, seen), *_troubles(run, view, seen.now))
+        words += [trouble.message for trouble in troubles]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
-    said = _joined([f"{here + there} {workers}", *run.too_many, *_away(view), *unreached])
-    return Finding(Situation.TRAINING, Reason.TRAINING, said)
+    words = [f"{here + there} {workers}", *run.too_many, *_away(view), *unreached]
+    return _kept(run, seen, _joined(words))
+
+
+def _kept(run: Run, seen: Observed, words: str) -> Finding:
+    """That all train, and whether there is somebody to keep what they make."""
+    troubles = keeper_troubles(run, seen)
+    if not troubles:
+        return Finding(Situation.TRAINING, Reason.TRAINING, words)
+    said = "the keeper is away: checkpoints and the model wait for it"
+    words = _joined([said, *(trouble.message for trouble in troubles), words])
+    return Finding(Situation.UNKEPT, Reason.KEEPER_UNAVAILABLE, words)
 
 
 def _train_along(view: RunView, site: SiteName) -> int:
@@ -134,7 +159,23 @@ def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, _joined(words))
     running = sum(pod.phase == "Running" for pod in run.pods)
     starting = f"{here} of {run.size} workers have joined, {running} pods run"
+    if _is_overdue(run, view, seen.now):
+        minutes = TOGETHER_WITHIN.total_seconds() / 60
+        look = f"`kubectl describe jobs,pods -l {names.JOB_LABEL}={run.job.key.name}`"
+        late = f"{starting}, {minutes:.0f} minutes after they were made; {look} and logs say why"
+        return Finding(Situation.STUCK, Reason.NOT_JOINING, late)
     return Finding(Situation.WAITING, Reason.WORKERS_STARTING, starting)
+
+
+def _is_overdue(run: Run, view: RunView, now: datetime) -> bool:
+    """Whether a worker whose pod is there should have joined by now, whatever keeps it from it."""
+    if any(map(is_held_back, run.pods)):
+        return False
+    return any(
+        min(silent_for(f"{run.site}/{pod.worker}", view), now - pod.made_at) >= TOGETHER_WITHIN
+        for pod in run.pods
+        if pod.made_at is not None and not pod.is_over and pod.deleted_at is None
+    )
 
 
 def _too_few_sites(run: Run, view: RunView) -> str:
@@ -153,21 +194,9 @@ def _away(view: RunView) -> list[str]:
 def _troubles(run: Run, view: RunView, now: datetime) -> list[Trouble]:
     """What keeps pods from running, and workers from joining."""
     starting = [pod.trouble() or delay(pod, now) for pod in (*run.pods, *run.keepers)]
+    starting += [unready(pod, now) for pod in run.keepers if not pod.trouble()]
     running = [silence(pod, f"{run.site}/{pod.worker}", view, now) for pod in run.pods]
     return [trouble for trouble in (*starting, *running) if trouble]
-
-
-def _podless(run: Run, now: datetime) -> list[Trouble]:
-    """Jobs whose pods do not come to be: a quota, pod security, a missing service account."""
-    troubles = []
-    for group in run.groups:
-        view = run.jobs.get(group.name)
-        there = sum(pod.labels.get(GROUP_LABEL) == group.name for pod in run.pods)
-        is_late = view is not None and view.started_at and now - view.started_at >= STUCK_AFTER
-        if view is not None and is_late and there < run.size_of(group):
-            words = f"Job {view.name} makes no pods: see `kubectl describe job {view.name}`"
-            troubles.append(Trouble(Reason.PODS_REFUSED, words))
-    return troubles
 
 
 def _is_stuck(run: Run, view: RunView, now: datetime) -> bool:
@@ -178,6 +207,10 @@ def _is_stuck(run: Run, view: RunView, now: datetime) -> bool:
 
 def verdict(run: Run, seen: Observed) -> Finding:
     """How a run ended whose Jobs have all come to their end."""
+    lost = [pod.failure for pod in run.pods if pod.trainer_exit == ExitCode.MODEL_LOST]
+    if lost:
+        said = "the run is over and the site's model is lost: the keeper did not get it"
+        return Finding(Situation.FAILED, Reason.MODEL_LOST, _joined([said, *lost]))
     if too_long(run, run.ended_at or seen.now):
         limit = run.job.spec.active_deadline_seconds
         words = f"the run took longer than activeDeadlineSeconds ({limit} s); what it had is saved"

@@ -31,14 +31,15 @@ OK, ERROR, DEFECT = "ok", "error", "defect"
 
 Look = Callable[[ObjectName], Awaitable[float | None]]
 Report = Callable[[str, float], None]
-"""Takes how a look ended (`ok`, `error`, `defect`) and how long it took, in seconds."""
+"""Takes how a look ended (one of the three) and how long it took, in seconds."""
 
 
 class Loops:
     """The loops of all jobs, in one event loop."""
 
     def __init__(self, look: Look, is_known: Callable[[ObjectName], bool], report: Report) -> None:
-        """`is_known`: whether there is such a job; its loop ends after the look that finds none."""
+        """`is_known`: whether there is such a job; its loop ends after the look that finds none
+        and has nothing more to look at."""
         self._look = look
         self._is_known = is_known
         self._report = report
@@ -69,7 +70,8 @@ class Loops:
                 news.clear()
                 again_s, failed = await self._look_once(name, failures)
                 failures = failures + 1 if failed else 0
-                if not failed and not self._is_known(name) and not news.is_set():
+                is_done = not failed and again_s is None
+                if is_done and not self._is_known(name) and not news.is_set():
                     return
                 # After an error news does not shorten the wait: it would be repeated at once.
                 if failed and again_s is not None:

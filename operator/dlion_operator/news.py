@@ -12,13 +12,15 @@ from dlion_operator.situations import Finding, Situation
 
 Conditions = Sequence[Mapping[str, Any]]
 
+_BAD = (Situation.FAILED, Situation.STUCK, Situation.DEGRADED, Situation.UNKEPT)
+
 
 def news_of(finding: Finding, seen: Observed, status: Mapping[str, Any]) -> tuple[Notice, ...]:
     """Events of that finding, where `status` is what is to be written of it."""
     before = (seen.document.get("status") or {}).get("conditions") or ()
     notices = _of_drift(before, status) + _of_authority(before, finding, seen)
     if _condition(before, ConditionType.READY).get("reason") != finding.reason:
-        bad = finding.situation in (Situation.FAILED, Situation.STUCK, Situation.DEGRADED)
+        bad = finding.situation in _BAD
         words = finding.message or finding.reason.value
         notices += (Notice(finding.reason.value, words, "Warning" if bad else "Normal"),)
     return notices

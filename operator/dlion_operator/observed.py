@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
-from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.attempts import Unmade
 from dlion_operator.job_authority import NamedAuthority
+from dlion_operator.job_view import moment
 from dlion_operator.last_words import last_words
 
 Document = Mapping[str, Any]
+Missing = tuple[str, int]
+"""A pod that is not there: of which Job or Deployment, and its index."""
 
 KNOWN_AFTER_S = 45.0
 """After this an operator that has started anew has heard from every worker that is there."""
@@ -28,6 +30,10 @@ _BROKEN_WAITING = frozenset(
      "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
      "CrashLoopBackOff"}
 )  # fmt: skip
+_FAILURE_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
 _IMAGE_WAITING = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
@@ -122,6 +128,14 @@ class Observed:
     """What there is of the authority that the job names; None: it names none."""
     hindrance: str = ""
     """What has kept the operator for a while from doing what this job needs; empty: nothing."""
+    missing_s: Mapping[Missing, float] = field(default_factory=dict)
+    """Seconds that this operator has seen each pod missing that there should be (`absences`)."""
+    leaving: Sequence[Document] = ()
+    """Pods of this job that are to go, of any run, whether their Jobs are there or not."""
+    terminating_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that this operator has seen each of these waiting to go, by its uid."""
+    keeper: Document | None = None
+    """The keeper's Deployment, looked up where its pod has been missing for long."""
 
 
 @dataclass(frozen=True)
@@ -130,98 +144,6 @@ class Trouble:
 
     reason: Reason
     message: str
-
-
-class JobView:
-    """One Indexed Job of ours."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.name = str(document["metadata"]["name"])
-        self.uid = str(document["metadata"].get("uid", ""))
-        self.labels: Mapping[str, str] = document["metadata"].get("labels") or {}
-        self.annotations: Mapping[str, str] = document["metadata"].get("annotations") or {}
-        self._spec: Document = document.get("spec") or {}
-        self._status: Document = document.get("status") or {}
-
-    @property
-    def group(self) -> str:
-        return self.labels.get(names.GROUP_LABEL, "")
-
-    @property
-    def run_id(self) -> str:
-        return self.labels.get(names.RUN_LABEL, "")
-
-    @property
-    def workers(self) -> int:
-        """How many it is to run."""
-        return int(self._spec.get("parallelism") or 0)
-
-    @property
-    def first_workers(self) -> int:
-        """How many it was made with: what its pods were told of their group."""
-        text = str(self.annotations.get(names.WORKERS_ANNOTATION, ""))
-        return int(text) if text.isdecimal() else self.workers
-
-    @property
-    def ranks_by_group(self) -> bool:
-        """How its workers are numbered: a run goes on as it began, whichever operator made it."""
-        return self.annotations.get(RANKS_ANNOTATION) == BY_GROUP
-
-    @property
-    def spec_hash(self) -> str:
-        """Of the manifest that it was made from, by the operator that made it."""
-        return str(self.annotations.get(names.SPEC_HASH_ANNOTATION, ""))
-
-    @property
-    def suspended(self) -> bool:
-        return bool(self._spec.get("suspend"))
-
-    @property
-    def queued(self) -> bool:
-        """Whether somebody else says when it starts."""
-        return names.QUEUE_LABEL in self.labels
-
-    @property
-    def succeeded(self) -> int:
-        return int(self._status.get("succeeded") or 0)
-
-    @property
-    def failed_indexes(self) -> tuple[int, ...]:
-        """Workers that ended for good."""
-        return tuple(expanded(str(self._status.get("failedIndexes") or "")))
-
-    @property
-    def made_at(self) -> datetime | None:
-        """When it was made."""
-        return moment(self.document["metadata"].get("creationTimestamp"))
-
-    @property
-    def started_at(self) -> datetime | None:
-        """When it began to run, or went on after a break; None: it does not run.
-
-        While a Job is suspended, and a moment longer, its `startTime` is that before the break.
-        """
-        conditions = self._status.get("conditions") or ()
-        halted = any(c.get("type") == "Suspended" and c.get("status") == "True" for c in conditions)
-        return None if self.suspended or halted else moment(self._status.get("startTime"))
-
-    @property
-    def ended_at(self) -> datetime | None:
-        """When it came to its end; None: it has not."""
-        for condition in self._status.get("conditions") or ():
-            is_end = condition.get("type") in ("Complete", "Failed")
-            if is_end and condition.get("status") == "True":
-                return moment(condition.get("lastTransitionTime"))
-        return None
-
-    @property
-    def failure(self) -> str:
-        """In Kubernetes' words, why it failed as a whole; empty: it did not."""
-        for condition in self._status.get("conditions") or ():
-            if condition.get("type") == "Failed" and condition.get("status") == "True":
-                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
-        return ""
 
 
 class PodView:
@@ -233,8 +155,9 @@ class PodView:
         self.name = str(metadata["name"])
         self.uid = str(metadata.get("uid", ""))
         self.labels: Mapping[str, str] = metadata.get("labels") or {}
+        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
         self.deleted_at = moment(metadata.get("deletionTimestamp"))
-        """When its grace is over; None: nobody wants it gone."""
+        """When its grace is over by the API server's clock; None: nobody wants it gone."""
         self._status: Document = document.get("status") or {}
 
     @property
@@ -242,6 +165,34 @@ class PodView:
         """Short name for people: group and index."""
         group, index = self.labels.get(names.GROUP_LABEL), self.labels.get(names.INDEX_LABEL)
         return self.name if group is None or index is None else f"{group}-{index}"
+
+    @property
+    def index(self) -> int | None:
+        """Of its worker within the group; None: it has none."""
+        text = str(self.labels.get(names.INDEX_LABEL, ""))
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def failures(self) -> int:
+        """How often pods of its index had failed before it."""
+        counts = (str(self.annotations.get(name, "")) for name in _FAILURE_COUNTS)
+        return sum(int(count) for count in counts if count.isdecimal())
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that it has to end in, once somebody wants it gone."""
+        return float(self.document["metadata"].get("deletionGracePeriodSeconds") or 0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def containers_ended(self) -> bool:
+        """Whether its node has said that all of its containers have ended."""
+        states = [status.get("state") or {} for status in self._container_statuses()]
+        return bool(states) and all("terminated" in state for state in states)
 
     @property
     def node_address(self) -> str:
@@ -296,9 +247,25 @@ class PodView:
                 return moment(running.get("startedAt"))
         return None
 
+    @property
+    def unready_since(self) -> datetime | None:
+        """Since when it runs and does not serve; None: it serves, or does not run yet.
+
+        A container that has ended before and was started again may have been ready for a moment.
+        """
+        ready = self.condition("Ready")
+        if self.phase != "Running" or ready.get("status") != "False":
+            return None
+        starts = [moment(ready.get("lastTransitionTime"))]
+        for status in self._status.get("containerStatuses") or ():
+            running = (status.get("state") or {}).get("running") or {}
+            if not status.get("restartCount"):
+                starts.append(moment(running.get("startedAt")))
+        return max(filter(None, starts), default=None)
+
     def trouble(self) -> Trouble | None:
         """Why it does not run, where waiting alone may not help."""
-        if self.deleted_at is not None or self.phase in ("Succeeded", "Failed"):
+        if self.deleted_at is not None or self.is_over:
             return None
         for condition in self._conditions("PodScheduled"):
             if condition.get("reason") == "Unschedulable":
@@ -350,21 +317,3 @@ class PodView:
                 text = str(ended.get("message") or "")
                 return [line for line in text.splitlines() if line.strip()]
         return []
-
-
-def expanded(indexes: str) -> Iterator[int]:
-    """A Job's way to write indexes, one by one.
-
-    >>> list(expanded("1,3-5"))
-    [1, 3, 4, 5]
-    """
-    for part in filter(None, indexes.split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
-def moment(text: object) -> datetime | None:
-    """A time as Kubernetes writes it."""
-    if not isinstance(text, str) or not text:
-        return None
-    return datetime.fromisoformat(text).astimezone(UTC)

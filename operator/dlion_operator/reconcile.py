@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
 
-from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
+from dlion_operator.absences import is_keeper_missing, missing
 from dlion_operator.attempts import FORBIDDEN_AGAIN_S
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
@@ -29,7 +30,7 @@ from dlion_operator.cluster import (
     RefusedError,
     ServerError,
 )
-from dlion_operator.decide import decide, is_left_alone
+from dlion_operator.decide import LOOK_AGAIN_S, decide, is_left_alone
 from dlion_operator.decisions import (
     CloseRun,
     Decision,
@@ -42,10 +43,12 @@ from dlion_operator.exposure import Addresses
 from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.named_secret import NamedSecret
 from dlion_operator.notices import Notices
-from dlion_operator.observed import NOTHING_KNOWN, Observed, Refusal, RunView
+from dlion_operator.observed import NOTHING_KNOWN, Missing, Observed, Refusal, RunView
 from dlion_operator.patching import is_telemetry, merge_patch
 from dlion_operator.settings import Settings
+from dlion_operator.sightings import Sightings
 from dlion_operator.store import ObjectName, Store
+from dlion_operator.tidying import leaving, released
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,6 +123,8 @@ class _Memory:
     failing_since_s: float | None = None
     hindrance: str = ""
     status_written_s: float = field(default=float("-inf"))
+    missing: Sightings[Missing] = field(default_factory=Sightings)
+    keeper: Document | None = None
 
 
 class Reconciler:
@@ -144,6 +149,8 @@ class Reconciler:
         self._now = now
         self._monotonic_s = monotonic_s
         self._memories: dict[ObjectName, _Memory] = {}
+        self._leaving: dict[ObjectName, Sightings[str]] = {}
+        """Pods that are to go, of jobs that are there and of those that are gone."""
 
     async def reconcile(self, name: ObjectName) -> float | None:
         """One look at that job; in how many seconds to look again, where nothing happens.
@@ -154,10 +161,11 @@ class Reconciler:
         if document is None:
             self._runs.close(*name)
             self._memories.pop(name, None)
-            return None
+            return await self._release(name)
         memory = self._memory(name, document)
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
+        await self._look_for_keeper(document, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
         try:
@@ -180,6 +188,31 @@ class Reconciler:
             memory.refused = None  # it is tried again then
             return FORBIDDEN_AGAIN_S
         return again_s
+
+    async def _release(self, name: ObjectName) -> float | None:
+        """Pods of a job that is gone, on nodes that do not answer; when to look again."""
+        pods = leaving(self._store.of_job(Kind.POD, name))
+        if not pods:
+            self._leaving.pop(name, None)
+            return None
+        children = Children(self._cluster, self._store, self._monotonic_s)
+        terminating_s = self._terminating_s(name, pods)
+        actions = tuple(released(pods, terminating_s, self._now()))
+        await children.carry_out(actions, name.namespace, making=False)
+        return LOOK_AGAIN_S
+
+    def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
+        sightings = self._leaving.setdefault(name, Sightings())
+        return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+
+    async def _look_for_keeper(self, document: Document, memory: _Memory) -> None:
+        """Why the keeper has no pod, where it has had none for long: nobody watches Deployments."""
+        memory.keeper = None
+        seen, key = self._observed(document, memory), _key(document)
+        if is_keeper_missing(key, seen.missing_s):
+            with suppress(DLionError):  # nothing but words depends on it
+                name = keeper_name(key)
+                memory.keeper = await self._cluster.get(Kind.DEPLOYMENT, key.namespace, name)
 
     def _memory(self, name: ObjectName, document: Document) -> _Memory:
         uid = str(document["metadata"]["uid"])
@@ -221,12 +254,10 @@ class Reconciler:
         jobs = [job for job in self._store.of_job(Kind.JOB, name) if memory.uid in _owners(job)]
         key = _key(document)
         run = self._runs.view(key)
+        all_pods = self._store.of_job(Kind.POD, name)
+        going = leaving(all_pods)
         job_uids = {job["metadata"].get("uid") for job in jobs}
-        pods = [
-            pod
-            for pod in self._store.of_job(Kind.POD, name)
-            if job_uids & set(_owners(pod)) or _is_keeper(pod)
-        ]
+        pods = [pod for pod in all_pods if job_uids & set(_owners(pod)) or _is_keeper(pod)]
         services = [
             each for each in self._store.of_job(Kind.SERVICE, name) if memory.uid in _owners(each)
         ]
@@ -243,6 +274,10 @@ class Reconciler:
             unmade=memory.children.unmade,
             authority=memory.authority,
             hindrance=memory.hindrance,
+            missing_s=memory.missing.of(missing(key, jobs, pods), self._monotonic_s()),
+            leaving=going,
+            terminating_s=self._terminating_s(name, going),
+            keeper=memory.keeper,
         )
 
     async def _carry_out(

@@ -16,7 +16,8 @@ from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
 from dlion_operator import run_trust
 from dlion_operator.first_counts import read, with_counts
-from dlion_operator.observed import JobView, Observed, PodView, RemoteView, RunView
+from dlion_operator.job_view import JobView
+from dlion_operator.observed import Observed, PodView, RemoteView, RunView
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Situation(Enum):
     """
     TRAINING = Row("True", frozenset({ConditionType.PEERS_CONNECTED}))
     DEGRADED = Row("True", frozenset({ConditionType.DEGRADED}))
+    UNKEPT = Row("True", frozenset({ConditionType.DEGRADED, ConditionType.PEERS_CONNECTED}))
+    """All train, and nobody keeps what they make."""
     SUSPENDED = Row("True", frozenset({ConditionType.SUSPENDED}))
     NOT_SELECTED = Row("True")
     SUCCEEDED = Row("True", frozenset({ConditionType.SUCCEEDED}), succeeded="True")

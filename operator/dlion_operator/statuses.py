@@ -9,7 +9,8 @@ from typing import Any, Literal
 from dlion_api.document import to_document
 from dlion_api.names import SiteName
 from dlion_api.status import Condition, SiteStatus, Status, state_of
-from dlion_operator.observed import Observed, RemoteView, RunView, moment
+from dlion_operator.job_view import moment
+from dlion_operator.observed import Observed, RemoteView, RunView
 from dlion_operator.runs import Run
 from dlion_operator.situations import Consistency, Finding, Situation, conditions
 

@@ -5,35 +5,66 @@ Called by `decide`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
-from dlion_operator.cluster import Kind
+from dlion_operator.cluster import Document, Kind
 from dlion_operator.decisions import Action, Delete, Patch
 from dlion_operator.exposure import own_workers, service_name, worker_services
-from dlion_operator.observed import JobView, Observed, PodView
+from dlion_operator.job_view import JobView
+from dlion_operator.observed import Observed, PodView
 from dlion_operator.runs import Run
 
-LOST_POD_AFTER = timedelta(seconds=60)
-"""A pod that is still there so long after its grace is on a node that does not answer. Room for
-clocks that differ, too: the time is the API server's."""
+LOST_AFTER_S = 60.0
+"""A pod that is still there so long after its grace, as this operator has seen it go, and of whose
+end its node says nothing, is on a node that does not answer."""
 
 
-def lost_pods(run: Run, now: datetime) -> Iterator[Action]:
+def leaving(pods: Iterable[Document]) -> list[Document]:
+    """Those of these pods that are to go and that an operator of ours had made, whether their Job
+    or Deployment is still there or not."""
+    return [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and _is_ours(pod)]
+
+
+def _is_ours(pod: Document) -> bool:
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    if labels.get(names.MANAGED_BY_LABEL) != names.MANAGER:
+        return False
+    run = (labels.get(each, "") for each in (names.JOB_LABEL, names.RUN_LABEL))
+    key = JobKey(str(metadata["namespace"]), *run)
+    job = names.group_job_name(key, labels.get(names.GROUP_LABEL, ""))
+    replicas = f"{names.keeper_name(key)}-"
+    owners = metadata.get("ownerReferences") or ()
+    kinds = ((owner.get("kind"), str(owner.get("name"))) for owner in owners)
+    return any(
+        (kind == "Job" and name == job) or (kind == "ReplicaSet" and name.startswith(replicas))
+        for kind, name in kinds
+    )
+
+
+def lost_pods(seen: Observed) -> Iterator[Action]:
     """Pods on nodes that do not answer are released."""
-    for pod in (*run.pods, *run.keepers):
-        if _is_lost(pod, now):
-            if pod.phase not in ("Succeeded", "Failed"):
-                # A Job waits for its pod's end, which nobody else will tell of.
-                said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
-                yield Patch(Kind.POD, pod.name, said, subresource="status")
-            yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
+    return released(seen.leaving, seen.terminating_s, seen.now)
 
 
-def _is_lost(pod: PodView, now: datetime) -> bool:
-    return pod.deleted_at is not None and now - pod.deleted_at > LOST_POD_AFTER
+def released(
+    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float], now: datetime
+) -> Iterator[Action]:
+    """The same of these pods, seen to wait for their end for so long."""
+    for pod in map(PodView, pods):
+        if terminating_s.get(pod.uid, 0.0) <= pod.grace_s + LOST_AFTER_S:
+            continue
+        if not pod.is_over:
+            if pod.containers_ended:
+                continue  # its node answers, and takes the rest of it away
+            # A Job waits for its pod's end, which nobody else will tell of.
+            said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
+            yield Patch(Kind.POD, pod.name, said, subresource="status")
+        yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
 
 
 def earlier_runs(run: Run, seen: Observed) -> Iterator[Action]:
@@ -60,7 +91,7 @@ def superfluous_services(run: Run, seen: Observed) -> Iterator[Action]:
     used = {
         names.worker_service_name(run.job.key, group, int(index))
         for pod in run.pods
-        if pod.phase not in ("Succeeded", "Failed")
+        if not pod.is_over
         and (group := pod.labels.get(names.GROUP_LABEL))
         and (index := pod.labels.get(names.INDEX_LABEL))
     }

@@ -11,14 +11,16 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.document import to_document
-from dlion_api.names import SiteName
+from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator import children
+from dlion_operator.absences import missing
 from dlion_operator.decide import decide
 from dlion_operator.decisions import Apply, Decision
-from dlion_operator.observed import Observed, RunView
+from dlion_operator.observed import Missing, Observed, RunView
 from dlion_operator.runs import groups_of
 from dlion_operator.settings import Coordinator, Images, Settings
+from dlion_operator.sightings import Sightings
 
 Document = dict[str, Any]
 
@@ -71,13 +73,23 @@ class World:
         self.services: list[Document] = []
         self.run: RunView | None = None
         self.now = START
+        self._missing: Sightings[Missing] = Sightings()
+        self._leaving: Sightings[str] = Sightings()
 
     def seen(self) -> Observed:
         """What the operator sees now."""
+        now_s = (self.now - START).total_seconds()
+        jobs, pods = list(self.jobs.values()), list(self.pods.values())
+        leaving = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
+        metadata, run_id = self.document["metadata"], str(self.document["spec"].get("runId", ""))
+        key = JobKey(metadata["namespace"], metadata["name"], run_id)
         return Observed(
+            missing_s=self._missing.of(missing(key, jobs, pods), now_s),
+            leaving=leaving,
+            terminating_s=self._leaving.of([pod["metadata"]["uid"] for pod in leaving], now_s),
             document=self.document,
-            jobs=list(self.jobs.values()),
-            pods=list(self.pods.values()),
+            jobs=jobs,
+            pods=pods,
             services=self.services,
             now=self.now,
             authority_pem="PEM",
@@ -120,6 +132,22 @@ class World:
             self.jobs[group.name] = made
             for index in range(group.workers):
                 self.pods[f"{group.name}-{index}"] = self._pod(made, index)
+        self.make_keeper()
+
+    def make_keeper(self) -> None:
+        """The keeper's pod is there, and serves."""
+        key = load_job(self.document).key
+        labels = names.run_labels(key, self.settings.site) | {names.COMPONENT_LABEL: names.KEEPER}
+        self.pods["keeper"] = {
+            "metadata": {
+                "name": f"{names.keeper_name(key)}-5f-abcde",
+                "namespace": "default",
+                "uid": "pod-keeper",
+                "labels": labels,
+                "creationTimestamp": stamp(self.now),
+            },
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        }
 
     def _pod(self, job: Document, index: int) -> Document:
         labels = dict(job["spec"]["template"]["metadata"]["labels"])
@@ -136,7 +164,7 @@ class World:
 
     def train(self, *, ready: int | None = None) -> None:
         """Workers have joined and train."""
-        count = len(self.pods) if ready is None else ready
+        count = len(self.pods.keys() - {"keeper"}) if ready is None else ready
         self.run = RunView(
             open_s=3600.0, ready={SiteName(self.settings.site): count}, training=True
         )

@@ -27,7 +27,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     PEERS_CONNECTED = "PeersConnected"
     SPEC_CONSISTENT = "SpecConsistent"  # all sites have the same manifest
-    DEGRADED = "Degraded"  # trains, but not with everybody
+    DEGRADED = "Degraded"  # trains, but not with everybody, or with nobody to keep the model
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -60,6 +60,8 @@ class Reason(StrEnum):
     NOT_EXPOSED = "NotExposed"
     NO_AUTHORITY = "NoAuthority"
     UPKEEP_FAILING = "UpkeepFailing"
+    KEEPER_UNAVAILABLE = "KeeperUnavailable"
+    MODEL_LOST = "ModelLost"
 
 
 class State(StrEnum):

@@ -161,6 +161,7 @@ def _queued() -> Document:
 def _no_pods() -> Document:
     world = _begun()
     world.pods.clear()
+    world.look()
     world.pass_by(61)
     return _kept(world)
 
@@ -250,6 +251,20 @@ def _program_failed() -> Document:
     return _kept(world)
 
 
+def _lost_its_keeper() -> Document:
+    world = _training({"small": 3})
+    del world.pods["keeper"]
+    world.look()
+    world.pass_by(60)
+    return _kept(world)
+
+
+def _model_lost() -> Document:
+    world = _training()
+    world.end("small", failed="0", exit_code=73)
+    return _kept(world)
+
+
 def _too_late() -> Document:
     world = _training(activeDeadlineSeconds=60)
     world.pass_by(600)
@@ -261,9 +276,9 @@ _MAKERS: dict[str, tuple[Callable[[], Document], ...]] = {
     STARTING: (_first_look, _pods_run, _waits_for_peers, _below_quorum, _queued),
     STUCK: (_no_pods, _no_image, _does_not_join, _forbidden, _upkeep_fails),
     TRAINING: (_trains, _ends),
-    DEGRADED: (_lost_a_worker, _lost_a_site),
+    DEGRADED: (_lost_a_worker, _lost_a_site, _lost_its_keeper),
     SUSPENDED: (_suspended_from_the_start, _suspended_while_training),
     NOT_SELECTED: (_not_selected,),
     SUCCEEDED: (_succeeded, _succeeded_without_one),
-    FAILED: (_invalid, _program_failed, _too_late),
+    FAILED: (_invalid, _program_failed, _model_lost, _too_late),
 }

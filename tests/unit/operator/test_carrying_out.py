@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from dlion_api.cluster_names import INDEX_LABEL
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
@@ -203,6 +204,34 @@ class Site:
         """One look; the requests before it are forgotten."""
         self.cluster.requests.clear()
         return asyncio.run(self._reconciler.reconcile(NAME))
+
+    def start_pods(self) -> None:
+        """The pods that the Jobs and the Deployment ask for are there, and run."""
+        for (kind, name), made in tuple(self.cluster.objects.items()):
+            if kind not in (Kind.JOB, Kind.DEPLOYMENT):
+                continue
+            for index in range(made["spec"].get("parallelism", 1)):
+                labels = dict(made["spec"]["template"]["metadata"]["labels"])
+                is_job = kind is Kind.JOB
+                self.store.put(
+                    Kind.POD,
+                    {
+                        "metadata": {
+                            "name": f"{name}-{index}",
+                            "namespace": "default",
+                            "uid": f"uid-{name}-{index}",
+                            "labels": labels | ({INDEX_LABEL: str(index)} if is_job else {}),
+                            "ownerReferences": [
+                                {
+                                    "kind": "Job" if is_job else "ReplicaSet",
+                                    "name": name if is_job else f"{name}-5f",
+                                    "uid": made["metadata"]["uid"],
+                                }
+                            ],
+                        },
+                        "status": {"phase": "Running"},
+                    },
+                )
 
     def status(self) -> dict[str, Any]:
         """The status as it is kept."""
@@ -539,6 +568,7 @@ def test_a_service_that_cannot_be_made_keeps_nothing_from_the_rest() -> None:
 
     site.cluster.refuse = refuse
     site.look()
+    site.start_pods()
     assert of_workers(site) == ["1", "2"]
     reason, message = ready(site)
     assert reason == "NotExposed"
@@ -589,6 +619,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
 
     site.cluster.refuse = refuse
     site.look()  # the routes need the Services
+    site.start_pods()
     site.time_s = 10.0
     site.look()
     assert site.cluster.requests.count(("apply", "TLSRoute")) == 6
@@ -614,6 +645,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
 def test_a_route_that_was_there_and_cannot_be_looked_at_is_told_on() -> None:
     site = exposed("Gateway")
     site.look()
+    site.start_pods()
     site.look()
 
     def refuse(verb: str, document: Document) -> None:
@@ -667,3 +699,89 @@ def test_bundles_are_kept_on_the_jobs_and_told_to_an_operator_that_starts_anew()
     again = Site(cluster=site.cluster)
     again.look()
     assert again.runs.kept_bundles == bundles
+
+
+def on_a_silent_node(site: Site) -> list[Document]:
+    """All pods are to go, and their node says nothing more of them."""
+    pods = [copy.deepcopy(pod) for pod in site.store.all(Kind.POD)]
+    for pod in pods:
+        pod["metadata"] |= {
+            "deletionTimestamp": "2026-01-31T11:00:00Z",  # by a clock an hour behind ours
+            "deletionGracePeriodSeconds": 30,
+            "resourceVersion": "1000",
+        }
+        states = [{"name": "trainer", "state": {"running": {}}}]
+        pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": states}
+        site.store.put(Kind.POD, pod)
+    return pods
+
+
+def test_the_grace_of_a_pod_is_counted_by_what_this_operator_has_seen() -> None:
+    site = Site(dlion_job({"small": 2}))
+    site.look()
+    site.start_pods()
+    site.look()
+    on_a_silent_node(site)
+    site.look()
+    site.time_s = 90.0
+    site.look()
+    assert ("delete", "POD") not in site.cluster.requests
+    site.time_s = 91.0
+    site.look()
+    assert site.cluster.requests.count(("delete", "POD")) == 3
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_pods_of_a_job_that_is_deleted_are_released_too(*, is_there: bool) -> None:
+    site = Site(dlion_job({"small": 2}))
+    site.look()
+    site.start_pods()
+    on_a_silent_node(site)
+    if is_there:  # its deletion waits for what belongs to it
+        document = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
+        document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+        site.change(document)
+    else:
+        site.store.remove(Kind.DLION_JOB, site.cluster.objects[Kind.DLION_JOB, "digits"])
+        for job in site.store.all(Kind.JOB):
+            site.store.remove(Kind.JOB, job)
+    assert site.look() == pytest.approx(10.0)
+    assert site.cluster.writes() == []
+    site.time_s = 91.0
+    site.look()
+    assert site.cluster.writes().count(("delete", "POD")) == 3
+    for pod in site.store.all(Kind.POD):
+        site.store.remove(Kind.POD, pod)
+    assert site.look() is None
+
+
+def test_pods_that_bear_our_label_and_are_not_ours_are_left_alone() -> None:
+    site = Site(dlion_job({"small": 1}))
+    site.look()
+    site.start_pods()
+    for pod in on_a_silent_node(site):
+        pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "1001"}
+        site.store.put(Kind.POD, pod)
+    site.store.remove(Kind.DLION_JOB, site.cluster.objects[Kind.DLION_JOB, "digits"])
+    assert site.look() is None
+
+
+def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
+    site = Site(dlion_job({"small": 1}))
+    site.look()
+    site.start_pods()
+    (pod,) = [p for p in site.store.all(Kind.POD) if "keeper" in p["metadata"]["name"]]
+    site.store.remove(Kind.POD, pod)
+    ((kind, name),) = [key for key in site.cluster.objects if key[0] is Kind.DEPLOYMENT]
+    message = 'pods "k" is forbidden: exceeded quota: small'
+    refused = {"type": "ReplicaFailure", "status": "True", "message": message}
+    site.cluster.objects[kind, name]["status"] = {"conditions": [refused]}
+    site.runs.seen = RunView(open_s=99.0)
+    site.look()
+    assert ("get", "DEPLOYMENT") not in site.cluster.requests
+    assert ready(site)[0] == "WorkersStarting"
+    site.time_s = 60.0
+    site.look()
+    reason, words = ready(site)
+    assert reason == "PodsRefused"
+    assert words.startswith(f"Deployment {name} makes no pod for the keeper: {message}; see `kub")

@@ -29,7 +29,7 @@ from dlion_operator.decisions import (
     StopRun,
 )
 from dlion_operator.observed import Refusal, RunView
-from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
+from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 CREATED = "2026-01-31T12:00:00Z"
 
@@ -159,11 +159,108 @@ def test_a_job_that_makes_no_pods_is_said_to_be_stuck() -> None:
     world.look()
     world.make_jobs()
     world.pods.clear()
+    world.make_keeper()
     assert truths(world.look())["Stalled"] == "False"
     world.pass_by(61)
     decision = world.look()
     assert ready_reason(decision)[0] == "PodsRefused"
     assert truths(decision)["Stalled"] == "True"
+
+
+def test_failed_pods_that_are_not_replaced_are_said_so() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    for index in range(2):
+        world.fail("small", index, 1)
+    world.run = RunView(open_s=3600.0)
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+    world.pass_by(69)  # ten seconds of which Kubernetes waits before it replaces a pod
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+    world.pass_by(1)
+    reason, message = ready_reason(world.look())
+    assert reason == "PodsRefused"
+    assert "makes no pods for small-0, small-1: see `kubectl describe job" in message
+
+
+def test_a_pod_that_kubernetes_replaces_later_is_waited_for() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    world.fail("small", 0, 1)
+    counted = {"batch.kubernetes.io/job-index-failure-count": "5"}
+    world.pods["small-0"]["metadata"]["annotations"] = counted
+    world.look()
+    world.pass_by(379)  # 60 s and 10 s doubled five times
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+    world.pass_by(1)
+    assert ready_reason(world.look())[0] == "PodsRefused"
+
+
+def test_a_worker_that_failed_for_good_is_not_missing() -> None:
+    world = World(dlion_job({"small": 3}, startDeadlineSeconds=60))
+    world.look()
+    world.make_jobs()
+    world.fail("small", 0, 67)
+    world.jobs["small"]["status"] |= {"failedIndexes": "0", "completedIndexes": "1"}
+    del world.pods["small-1"]
+    world.run = RunView(open_s=99.0)
+    world.look()
+    world.pass_by(600)
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+
+
+def test_a_job_that_never_starts_is_said_to_be_stuck() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    world.pods.clear()
+    world.make_keeper()
+    del world.jobs["small"]["status"]["startTime"]  # nobody attends to Jobs
+    world.look()
+    world.pass_by(60)
+    assert ready_reason(world.look())[0] == "PodsRefused"
+
+
+def test_a_keeper_without_a_pod_is_said_so() -> None:
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    del world.pods["keeper"]
+    world.look()
+    world.pass_by(60)
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}]
+    decision = world.look(keeper={"status": {"conditions": conditions}})
+    reason, message = ready_reason(decision)
+    assert (reason, truths(decision)["Stalled"]) == ("PodsRefused", "True")
+    assert "makes no pod for the keeper: exceeded quota: q; see `kubectl describe dep" in message
+    world.train()
+    decision = world.look()
+    assert (ready_reason(decision)[0], truths(decision)["Ready"]) == ("KeeperUnavailable", "True")
+
+
+def test_a_run_that_waited_long_and_grows_is_not_stuck_at_once() -> None:
+    sites = [
+        {"name": name, "groups": [{"name": "small", "workers": count}]}
+        for name, count in (("plant-a", 2), ("plant-b", 1))
+    ]
+    world = World(dlion_job(sites=sites))
+    world.look()
+    world.make_jobs()
+    away_s = {"plant-a/small-0": 0.0, "plant-a/small-1": 0.0}
+    world.run = RunView(open_s=3600.0, ready={SiteName("plant-a"): 2}, away_s=away_s)
+    world.pass_by(3600)
+    assert ready_reason(world.look())[0] == "WaitingForPeers"
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 3
+    decision = world.look()
+    assert (ready_reason(decision)[0], truths(decision)["Stalled"]) == ("WorkersStarting", "False")
+    world.jobs["small"]["spec"] |= {"parallelism": 3, "completions": 3}
+    decision = world.look()
+    assert (ready_reason(decision)[0], truths(decision)["Stalled"]) == ("WorkersStarting", "False")
+    world.pass_by(60)
+    reason, message = ready_reason(world.look())
+    assert reason == "PodsRefused"
+    assert "for small-2: see" in message
 
 
 @pytest.mark.parametrize(
@@ -283,6 +380,15 @@ def test_a_pod_template_must_keep_to_pod_security() -> None:
     assert not [a for a in decision.actions if isinstance(a, Create | Apply)]
 
 
+def test_a_probe_of_another_host_is_refused_before_its_pods_are() -> None:
+    probe = {"httpGet": {"host": "10.0.0.1", "port": 80}}
+    containers = [{"name": "trainer", "livenessProbe": probe}]
+    decision = World(dlion_job(podTemplate={"spec": {"containers": containers}})).look()
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert "containers[trainer].livenessProbe.httpGet.host must not be set" in message
+
+
 def test_what_the_api_server_refuses_fails_the_job() -> None:
     refusal = Refusal("422 spec.template.spec.tolerations: Invalid value", forbidden=False)
     decision = World(dlion_job()).look(refused=refusal)
@@ -311,6 +417,47 @@ def test_when_all_have_trained_to_the_end_the_job_has_succeeded() -> None:
     assert decision.status is not None
     assert decision.status["trainerStatus"]["progressPercentage"] == 100
     assert decision.status["readyWorkers"] == "3/3"
+
+
+def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
+    world = training({"small": 2})
+    world.pass_by(60)
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": CREATED}
+    world.pods["keeper"]["status"] = {
+        "phase": "Running",
+        "conditions": [unready],
+        "containerStatuses": [{"name": "keeper", "state": {"waiting": waiting}}],
+    }
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert reason == "KeeperUnavailable"
+    assert "container keeper: CrashLoopBackOff: back-off 5m0s" in message
+    is_true = {name for name, status in truths(decision).items() if status == "True"}
+    assert is_true == {"Ready", "Degraded", "PeersConnected"}
+    assert [(n.reason, n.type) for n in decision.notices] == [("KeeperUnavailable", "Warning")]
+    running = {"running": {"startedAt": stamp(world.now)}}  # for some seconds, and then again not
+    world.pods["keeper"]["status"]["containerStatuses"] = [
+        {"name": "keeper", "state": running, "restartCount": 3}
+    ]
+    assert ready_reason(world.look())[0] == "KeeperUnavailable"
+    world.run = RunView(open_s=99.0, training=True, stop_reason="maxSteps 100 reached")
+    assert "ending: maxSteps 100 reached" in ready_reason(world.look())[1]
+    world.make_keeper()
+    world.train()
+    assert ready_reason(world.look())[0] == "Training"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_whose_model_is_lost_has_failed(workers: int) -> None:
+    world = training({"small": workers})
+    world.end("small", failed="0", exit_code=73)
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert (reason, truths(decision)["Succeeded"]) == ("ModelLost", "False")
+    assert truths(decision)["Failed"] == "True"
+    assert "the site's model is lost" in message
+    assert "small-0: trainer ended with 73 (MODEL_LOST)" in message
 
 
 def test_workers_that_leave_at_the_end_are_not_lost() -> None:
@@ -380,15 +527,6 @@ def test_with_failure_policy_fail_one_failure_ends_the_run() -> None:
 
 def test_workers_that_would_wait_for_a_failed_one_for_ever_are_not_left_to() -> None:
     world = World(dlion_job({"small": 2}))
-def test_a_probe_of_another_host_is_refused_before_its_pods_are() -> None:
-    probe = {"httpGet": {"host": "10.0.0.1", "port": 80}}
-    containers = [{"name": "trainer", "livenessProbe": probe}]
-    decision = World(dlion_job(podTemplate={"spec": {"containers": containers}})).look()
-    reason, message = ready_reason(decision)
-    assert reason == "InvalidSpec"
-    assert "containers[trainer].livenessProbe.httpGet.host must not be set" in message
-
-
     world.look()
     world.make_jobs()
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1})
@@ -488,19 +626,48 @@ def test_a_loss_soon_after_the_start_is_told_at_once() -> None:
     assert ready_reason(world.look())[0] == "PeersLost"
 
 
+def dying(world: World, name: str, *, node_answers: bool) -> None:
+    """That pod is to go; its node says that its containers have ended, or nothing."""
+    pod = world.pods[name]
+    pod["metadata"] |= {"deletionTimestamp": CREATED, "deletionGracePeriodSeconds": 30}
+    state = {"terminated": {"exitCode": 130}} if node_answers else {"running": {}}
+    pod["status"]["containerStatuses"] = [{"name": "trainer", "state": state}]
+
+
 def test_a_pod_on_a_dead_node_is_let_go() -> None:
     world = training({"small": 2})
-    pod = world.pods["small-0"]
-    pod["metadata"]["deletionTimestamp"] = CREATED
-    assert not [a for a in world.look().actions if isinstance(a, Delete)]
-    world.now += timedelta(seconds=61)
+    world.now += timedelta(seconds=3600)  # however far the API server's clock is behind
+    dying(world, "small-0", node_answers=False)
+    for _ in range(2):
+        assert not [a for a in world.look().actions if isinstance(a, Delete)]
+        world.now += timedelta(seconds=90)
+    world.now += timedelta(seconds=1)
     decision = world.look()
     (said,) = [a for a in decision.actions if isinstance(a, Patch)]
     assert (said.kind, said.subresource) == (Kind.POD, "status")
     assert said.patch["status"]["phase"] == "Failed"
     assert said.patch["status"]["conditions"][-1]["type"] == "DisruptionTarget"
     (gone,) = [a for a in decision.actions if isinstance(a, Delete)]
-    assert gone == Delete(Kind.POD, pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=0)
+    metadata = world.pods["small-0"]["metadata"]
+    assert gone == Delete(Kind.POD, metadata["name"], metadata["uid"], grace_s=0)
+
+
+def test_a_pod_whose_node_answers_is_left_to_it() -> None:
+    world = training({"small": 2})
+    dying(world, "small-0", node_answers=True)
+    world.look()
+    world.pass_by(3600)
+    assert not [a for a in world.look().actions if isinstance(a, Delete)]
+    world.pods["small-0"]["status"]["phase"] = "Failed"  # and died then
+    (gone,) = [a for a in world.look().actions if isinstance(a, Delete)]
+    assert gone.grace_s == 0
+
+
+def test_a_suspended_job_is_looked_at_while_its_pods_go() -> None:
+    world = training({"small": 1})
+    world.document["spec"]["suspend"] = True
+    dying(world, "small-0", node_answers=False)
+    assert world.look().look_again_s is not None
 
 
 def test_where_there_is_a_queue_it_says_when_workers_start() -> None:
@@ -535,44 +702,6 @@ def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
     assert not [a for a in decision.actions if isinstance(a, Patch)]
 
 
-def test_transition_times_move_with_the_status_alone() -> None:
-    world = training()
-    began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
-    world.pass_by(100)
-    world.train(ready=1)
-    decision = world.look()
-    assert decision.status is not None
-    now = {c["type"]: c["lastTransitionTime"] for c in decision.status["conditions"]}
-    moved = {name for name in now if now[name] != began[name]}
-    assert moved == {"Degraded", "PeersConnected"}
-
-
-def test_a_group_asks_for_gpus_by_its_resources() -> None:
-    document = dlion_job()
-    (group,) = document["spec"]["sites"][0]["groups"]
-    group["resources"] = {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}
-    (job,) = [
-        a.document
-        for a in World(document).look().actions
-        if isinstance(a, Create) and a.document["kind"] == "Job"
-    ]
-    pod = job["spec"]["template"]["spec"]
-    (trainer,) = pod["containers"]
-    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "4Gi"}
-    assert all("nvidia.com/gpu" not in str(each["resources"]) for each in pod["initContainers"])
-
-
-def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
-    document = dlion_job({"small": 1})
-    document["spec"]["sites"].insert(
-        0, {"name": "plant-b", "groups": [{"name": "small", "workers": 2}]}
-    )
-    made = [
-        a.document["spec"]["completions"]
-        for a in World(document, SETTINGS).look().actions
-        if isinstance(a, Create) and a.document["kind"] == "Job"
-    ]
-    assert made == [1]
 def admitted() -> World:
     """A job in a queue, whose Job has been let run."""
     document = dlion_job()
@@ -614,3 +743,41 @@ def test_a_queued_run_that_is_over_is_ended_without_a_fight_too() -> None:
     assert halted(world.look()) == [{"parallelism": 0}]
 
 
+def test_transition_times_move_with_the_status_alone() -> None:
+    world = training()
+    began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
+    world.pass_by(100)
+    world.train(ready=1)
+    decision = world.look()
+    assert decision.status is not None
+    now = {c["type"]: c["lastTransitionTime"] for c in decision.status["conditions"]}
+    moved = {name for name in now if now[name] != began[name]}
+    assert moved == {"Degraded", "PeersConnected"}
+
+
+def test_a_group_asks_for_gpus_by_its_resources() -> None:
+    document = dlion_job()
+    (group,) = document["spec"]["sites"][0]["groups"]
+    group["resources"] = {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}
+    (job,) = [
+        a.document
+        for a in World(document).look().actions
+        if isinstance(a, Create) and a.document["kind"] == "Job"
+    ]
+    pod = job["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "4Gi"}
+    assert all("nvidia.com/gpu" not in str(each["resources"]) for each in pod["initContainers"])
+
+
+def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
+    document = dlion_job({"small": 1})
+    document["spec"]["sites"].insert(
+        0, {"name": "plant-b", "groups": [{"name": "small", "workers": 2}]}
+    )
+    made = [
+        a.document["spec"]["completions"]
+        for a in World(document, SETTINGS).look().actions
+        if isinstance(a, Create) and a.document["kind"] == "Job"
+    ]
+    assert made == [1]

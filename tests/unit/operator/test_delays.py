@@ -3,7 +3,8 @@
 Proves: a pod that no scheduler takes, whose volumes or network do not come, or that its node does
 not start, is said to be stuck after its time and not before, with the command that tells more; one
 that somebody holds back is not; a worker whose pod runs and that does not join is named, also while
-others train, and not while it may still be importing, nor when the operator has just started; used
+others train, and not while it may still be importing, nor when the operator has just started;
+where nothing of this tells why workers do not join, that is said too; used
 up restarts are told with what the trainer ended with. Left out: what says itself that it cannot
 start (test_decide); that a kubelet writes such conditions (tests/cluster).
 """
@@ -67,6 +68,27 @@ def test_a_pod_that_somebody_holds_back_is_waited_for() -> None:
     world.pods["small-1"]["status"] = {"phase": "Pending", "conditions": [gated]}
     world.pass_by(3600)
     assert truths(world.look())["Stalled"] == "False"
+
+
+def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> None:
+    world = world_of()  # the pods are said to run, and nothing of their containers
+    world.run = RunView(open_s=3600.0)
+    world.pass_by(899)
+    early = world.look()
+    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
+    world.pass_by(1)
+    late = world.look()
+    reason, message = ready_reason(late)
+    assert (reason, truths(late)["Stalled"]) == ("NotJoining", "True")
+    assert message == (
+        "0 of 2 workers have joined, 2 pods run, 15 minutes after they were made;"
+        " `kubectl describe jobs,pods -l dlion.dev/job-name=digits` and logs say why"
+    )
+    world.run = joined("small-0", open_s=3600.0)
+    world.run.away_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+    world.run = RunView(open_s=899.0)  # the operator has started anew
+    assert ready_reason(world.look())[0] == "WorkersStarting"
 
 
 def run_in_containers(world: World) -> None:

@@ -63,6 +63,20 @@ def run_loops(
     return results
 
 
+def test_a_job_that_is_gone_is_looked_at_while_there_is_more_to_do() -> None:
+    waits = [None, 0.01, 0.01]
+
+    async def look(_name: ObjectName) -> float | None:
+        return waits.pop()
+
+    async def drive(loops: Loops) -> None:
+        loops.trigger(NAME)
+        await asyncio.gather(*loops._tasks.values())
+        assert (waits, loops._tasks) == ([], {})
+
+    run_loops(look, drive, known=lambda: False)
+
+
 def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once() -> None:
     looks, under_way = [], 0
     done = asyncio.Event()
