@@ -1,8 +1,9 @@
 """The operator beside an API server that misbehaves, through a proxy that counts every request.
 
 Proves: killed just before and just after every single request that changes something in a job's
-life (the site's authority made; a run that takes the place of another, suspended, resumed, made
-smaller, trained to its end; deleted; in the slow tier a lost pod), the operator leaves what an
+life (the site's authority made; the job made with its claim; a run that takes the place of another,
+suspended, resumed, made smaller and larger, trained to its end; deleted; in the slow tier a lost
+pod), the operator leaves what an
 undisturbed life leaves, and nothing after the end; a job that is deleted while it is made leaves
 nothing, though the operator is gone or, in the slow tier, goes on; late answers, 429, 500, 503 and
 401 are got over with nothing made twice, and so is an API server that is killed or, in the slow
@@ -60,7 +61,12 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator(proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with OperatorProcess(tmp_path, proxy.kubeconfig, namespaces=(kubectl.namespace,)) as process:
+    with OperatorProcess(
+        tmp_path,
+        proxy.kubeconfig,
+        namespaces=(kubectl.namespace,),
+        settings={"keeper": {"size": "1Gi"}},
+    ) as process:
         yield process
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
@@ -95,8 +101,17 @@ LIFE: dict[str, tuple[Act, Done]] = {
         lambda it: it.apply(manifest(runId="2", small=1)),
         lambda it: len(workers(it)) == 2,
     ),
+    "larger": (
+        lambda it: it.apply(manifest(runId="2", small=3)),
+        lambda it: len(workers(it)) == 4,
+    ),
     "ended": (end_workers, lambda it: state_of(it) == "Succeeded"),
     "deleted": DELETED,
+    "made": (
+        lambda it: it.apply(manifest(runId="3")),
+        lambda it: len(workers(it)) == 3 and "PersistentVolumeClaim/digits-keeper" in children(it),
+    ),
+    "deleted again": DELETED,
 }
 """How each part of a job's life comes to be, and what holds once it has."""
 LOSS: dict[str, tuple[Act, Done]] = {
