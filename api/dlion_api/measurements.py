@@ -233,3 +233,5 @@ class Directive:
     reason: str = ""
     grouping: Grouping | None = None
     """Who is linked with whom from now on, where groups decide that."""
+    training_set_samples: int = 0
+    """Of all workers together, as each has told its own; 0: not all have told yet."""

@@ -219,6 +219,37 @@ def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
     assert train(range(60, 120)) == [400, 400]
 
 
+def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
+    """It is not this worker's times their number, and who is lost meanwhile still counts."""
+    job = job_of(2)
+    sizes = [100, 10_000]
+    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+
+    def train(director: Director, iteration: int) -> int:
+        director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+        assert director.directive is not None
+        return director.directive.training_set_samples
+
+    alone = replace(membership_of(job), members=membership_of(job).members[:1])
+    for director, size in zip(directors, sizes, strict=True):
+        director.handle(Peers(alone, 2 * size, size), 0.0)
+        assert director.directive is not None
+        assert director.directive.training_set_samples == 0
+        director.handle(Peers(membership_of(job), 2 * size, size), 0.1)
+        assert [train(director, iteration) for iteration in range(1, 5)] == [0] * 4
+    for own, other in (directors, reversed(directors)):
+        own.heard(other.capacities.own(), 1)
+        assert own.directive is not None
+        assert own.directive.training_set_samples == 10_100
+    assert "the training set has 10100 samples" in directors[0].directive.reason
+    directors[0].handle(Peers(membership_of(job, gone=(1,)), 200, 100), 2.0)
+    assert train(directors[0], 5) == 10_100
+    again = Director(job, Rank(0))
+    again.handle(directors[0].directive, 3.0)
+    again.handle(Peers(membership_of(job), 200, 100), 3.0)
+    assert train(again, 6) == 10_100
+
+
 WATCHED: dict[str, object] = {
     "path": "cameras/{rank}", "format": "images", "evaluationPath": "held-out", "watch": True,
 }  # fmt: skip

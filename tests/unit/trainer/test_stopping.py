@@ -38,6 +38,7 @@ def test_an_epoch_is_a_pass_of_all_workers_over_the_jobs_data() -> None:
     known.advance(4, local_batch_size=10, global_batch_size=30)
     assert known.epochs(60) == 2.0
     assert known.epochs(0) is None
+    assert stop_reason(Stop(max_epochs=1), known, training_set_samples=0) is None
 
 
 def test_an_evaluation_is_due_once_an_interval() -> None:

@@ -23,6 +23,7 @@ class Capacities:
         self._rank = rank
         self._known: dict[Rank, Capacity] = {}
         self._incarnation: dict[Rank, int] = {}
+        self._whole_set = 0
 
     def publish(
         self,
@@ -84,8 +85,9 @@ class Capacities:
             or known.exchange_s != capacity.exchange_s
         )
 
-    def resume(self, samples_per_s: dict[Rank, float]) -> None:
+    def resume(self, samples_per_s: dict[Rank, float], whole_set: int) -> None:
         """Begins from what an earlier sidecar knew, where nothing is known yet."""
+        self._whole_set = whole_set
         for rank, value in samples_per_s.items():
             if value > 0:
                 capacity = Capacity(rank, value, 0.0, CapacitySource.RATE, 0)
@@ -108,6 +110,11 @@ class Capacities:
         """How much data each of those workers has; empty until all have told."""
         told = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
         return told if len(told) == len(ranks) and all(told.values()) else {}
+
+    def whole_set(self, ranks: Collection[Rank]) -> int:
+        """Samples of those workers together; until all have told, what it was last, 0 at first."""
+        self._whole_set = sum(self.own_samples(ranks).values()) or self._whole_set
+        return self._whole_set
 
     def noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:
         """What those of them say of the gradient's noise who know anything, in rank order."""

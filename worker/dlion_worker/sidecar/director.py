@@ -300,7 +300,7 @@ class Director:
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
         (self._goodput or self._global_batch).resume(directive.global_batch_size)
-        self.capacities.resume(dict(directive.capacities))
+        self.capacities.resume(dict(directive.capacities), directive.training_set_samples)
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
 
@@ -331,8 +331,9 @@ class Director:
     def _direct(self) -> Directive | None:
         """A new directive if it would differ from the last one by more than noise."""
         active = self._active()
-        if not active:
+        if self._membership is None or not active:
             return None
+        members = {member.identity.rank for member in self._membership.members}
         global_size = self._global_size(active)
         shares = self._batches = self._shares.update(
             global_size, self.capacities.among(active), self.capacities.own_samples(active)
@@ -345,6 +346,7 @@ class Director:
             capacities=self.capacities.known(active),
             bandwidth_bytes_per_s=self._bandwidths(),
             grouping=self.grouping,
+            training_set_samples=self.capacities.whole_set({*active, *members}),
         )
         if self.directive is not None and not (
             _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
@@ -366,7 +368,10 @@ def _differs(last: Directive, wanted: Directive) -> bool:
         wanted.global_batch_size,
     ):
         return True
-    if last.grouping != wanted.grouping:
+    if (last.grouping, last.training_set_samples) != (
+        wanted.grouping,
+        wanted.training_set_samples,
+    ):
         return True
     if last.budget_bytes.keys() != wanted.budget_bytes.keys():
         return True

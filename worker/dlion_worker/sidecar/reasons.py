@@ -28,6 +28,7 @@ def reason_for(before: Directive | None, after: Directive) -> str:
     changes = [
         *_groups(before, after),
         *_global_batch(before, after),
+        *_training_set(before, after),
         *_moves("capacity of {}", before.capacities, after.capacities, 1.0, "samples/s"),
         *_moves(
             "rate of the link to {}",
@@ -70,6 +71,13 @@ def _global_batch(before: Directive, after: Directive) -> list[str]:
     if old == new:
         return []
     return [f"global batch {_direction(old, new)} from {old} to {new} samples"]
+
+
+def _training_set(before: Directive, after: Directive) -> list[str]:
+    samples = after.training_set_samples
+    if samples == before.training_set_samples:
+        return []
+    return [f"the training set has {samples} samples"]
 
 
 def _moves(

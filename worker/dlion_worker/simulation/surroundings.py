@@ -1,6 +1,6 @@
 """What one virtual worker is put together from, and what it asks of the run around it.
 
-Called by `run`, which makes both, and by `worker`. No behaviour.
+Called by `run`, which makes both, and by `worker`. Next to no behaviour.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
+
+from dlion_worker.training.datasets import whole_is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,13 @@ class WorkerParts:
     units: float
     """Relative compute: how many core seconds of the costs a second brings."""
     links: dict[Rank, VirtualLink] = field(default_factory=dict)
+
+    def whole_set(self) -> int:
+        """The training set's samples as a trainer counts them (`trainer.companions`)."""
+        if whole_is_known(self.job):
+            return self.training_set_samples
+        directive = self.director.directive
+        return 0 if directive is None else directive.training_set_samples
 
 
 class Surroundings:

@@ -293,7 +293,7 @@ class VirtualWorker:
         reason = stop_reason(
             self.parts.job.spec.trainer.stop,
             self.progress,
-            training_set_samples=self.parts.training_set_samples,
+            training_set_samples=self.parts.whole_set(),
         )
         if reason is not None:
             self._around.stopped(self.rank, reason)
@@ -329,7 +329,7 @@ class VirtualWorker:
                 exchange_cpu_s=cpu_s * (1 - self._computing_fraction),
                 waited_s=waited_s,
                 samples=self.progress.own_samples,
-                epochs=self.progress.epochs(parts.training_set_samples),
+                epochs=self.progress.epochs(parts.whole_set()),
             )
         )
         self.report_links()

@@ -8,6 +8,7 @@ by `worker`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +29,11 @@ from dlion_worker.trainer.probing import begin_with_known_speeds
 from dlion_worker.trainer.publishing import Publisher
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.training.datasets import BatchStream, DataSet, FolderWatch
+from dlion_worker.training.datasets import BatchStream, DataSet, FolderWatch, whole_is_known
+
+UNTOLD_S = 60.0
+"""For so long a worker that does not see all data waits to be told how many they are; then it
+counts as if all had as many as itself."""
 
 
 class Companions:
@@ -61,11 +66,22 @@ class Companions:
         self._coordination = coordination
         self._credentials = credentials
         self._reporter = reporter
+        self._began_s = time.monotonic()
         self._telling = threading.Lock()
         self._closing = ExitStack()
 
     def training_set_samples(self) -> int:
-        """Of all workers together; where the data grows, as if all had as many as this one."""
+        """Of all workers together, where not all see the same by what each has told its sidecar;
+        0: not known yet."""
+        if whole_is_known(self._job):
+            return self._as_if_all_had_as_many()
+        directive = self._sidecar.latest_directive()
+        if directive is not None and directive.training_set_samples:
+            return directive.training_set_samples
+        is_late = time.monotonic() - self._began_s > UNTOLD_S
+        return self._as_if_all_had_as_many() if is_late else 0
+
+    def _as_if_all_had_as_many(self) -> int:
         if self._job.spec.trainer.dataset.watch:
             return self._stream.samples * len(self._job.workers())
         return self._data.training_set_samples
@@ -78,7 +94,7 @@ class Companions:
                 self._sidecar.send(
                     Peers(
                         membership,
-                        self.training_set_samples(),
+                        self._as_if_all_had_as_many(),
                         self._stream.samples,
                         trust_print(self._credentials.site_bundles_pem),
                     )

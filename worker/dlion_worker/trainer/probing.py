@@ -20,7 +20,7 @@ from dlion_worker.exchange import Exchange
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.quota_watch import QuotaWatch
-from dlion_worker.training.datasets import BatchStream
+from dlion_worker.training.datasets import BatchStream, whole_is_known
 from dlion_worker.training.model import FlatModel
 
 FIRST_SAMPLES = 8
@@ -147,14 +147,14 @@ def begin_with_known_speeds(
 ) -> None:
     """Measures this worker's speed and waits, not for ever, until its sidecar knows everybody's.
 
-    Only where batches follow speeds, and only what is not known yet: after a restart it may be.
+    Only where something follows from it, and only what is not known yet: after a restart it may be.
     """
 
     def known(ranks: set[Rank]) -> bool:
         directive = sidecar.latest_directive()
         return directive is not None and ranks <= directive.capacities.keys()
 
-    if job.spec.batching.policy == "even" or not inbox.linked or known({rank}):
+    if not _has_use(job) or not inbox.linked or known({rank}):
         return
 
     twin = model.sibling(seed=job.spec.trainer.seed, rank=rank)  # peers may ask for our state
@@ -180,3 +180,10 @@ def begin_with_known_speeds(
         awaited.update(worker.rank for worker in job.workers())
     while not (known(awaited) or stopped() or time.monotonic() > end_s):
         inbox.wait(SLICE_S)
+
+
+def _has_use(job: Job) -> bool:
+    """Whether batches follow speeds, or the run's end follows from how much data each has, which
+    sidecars tell with the speed."""
+    counts_data = job.spec.trainer.stop.max_epochs is not None
+    return job.spec.batching.policy != "even" or (counts_data and not whole_is_known(job))

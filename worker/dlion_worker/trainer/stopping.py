@@ -39,13 +39,15 @@ class JobProgress:
 
 
 def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int) -> str | None:
-    """Why the run is over, or None; `training_set_samples` counts the whole job's data."""
+    """Why the run is over, or None; `training_set_samples` counts the whole job's data, 0: nobody
+    knows it yet."""
     if stop.max_steps is not None and progress.iteration >= stop.max_steps:
         return f"maxSteps {stop.max_steps} reached"
     if stop.max_seconds is not None and progress.trained_s >= stop.max_seconds:
         return f"maxSeconds {stop.max_seconds:g} reached"
     if (
         stop.max_epochs is not None
+        and training_set_samples > 0
         and progress.job_samples >= stop.max_epochs * training_set_samples
     ):
         return f"maxEpochs {stop.max_epochs:g} reached"

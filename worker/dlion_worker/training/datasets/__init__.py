@@ -11,7 +11,17 @@ from __future__ import annotations
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.datasets.loading import load
 from dlion_worker.training.datasets.opened_once import OpenedOnce
+from dlion_worker.training.datasets.opening import whole_is_known
 from dlion_worker.training.datasets.stream import BatchStream
 from dlion_worker.training.datasets.watch import Change, ChangeKind, FolderWatch
 
-__all__ = ["BatchStream", "Change", "ChangeKind", "DataSet", "FolderWatch", "OpenedOnce", "load"]
+__all__ = [
+    "BatchStream",
+    "Change",
+    "ChangeKind",
+    "DataSet",
+    "FolderWatch",
+    "OpenedOnce",
+    "load",
+    "whole_is_known",
+]

@@ -32,7 +32,8 @@ class DataSet:
     held_out_y: Labels
     class_count: int
     training_set_samples: int
-    """Of all workers together, as far as the manifest tells."""
+    """Of all workers together, as far as the manifest tells: where each has data of its own, as if
+    all had as many as this one."""
     near_duplicates_left_out: int = 0
     files: Mapping[str, Fingerprint] = field(default_factory=dict)
     """Watched files as they were when they were read, whether or not they hold something for

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Dataset
+    from dlion_api.spec import Dataset, Job
 
 
 def resolved(path: str, identity: WorkerIdentity, data_root: Path) -> Path:
@@ -36,6 +36,15 @@ def resolved(path: str, identity: WorkerIdentity, data_root: Path) -> Path:
 def is_own(spec: Dataset) -> bool:
     """Whether the path leads each worker to samples of its own, so that none are shared out."""
     return spec.path is not None and any(name in spec.path for name in PATH_PLACEHOLDERS)
+
+
+def whole_is_known(job: Job) -> bool:
+    """Whether each worker knows by itself how many samples all have: they are shared out of what
+    every worker sees and what does not grow, or there is but one worker."""
+    spec = job.spec.trainer.dataset
+    has_source = spec.name is not None or spec.path is not None
+    is_shared_out = has_source and not (is_own(spec) or spec.watch)
+    return is_shared_out or len(job.workers()) == 1
 
 
 def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> Source:
