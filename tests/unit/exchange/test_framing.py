@@ -5,12 +5,15 @@ Left out: streams, certificates (tests/local/test_links.py); random hostile byte
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Frame, Header, Hello
@@ -200,6 +203,31 @@ def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> Non
 def test_a_message_that_no_peer_would_take_is_not_sent(message: Message) -> None:
     with pytest.raises(ContractError, match="allowed"):
         check_outgoing(message, LIMIT)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_message_costs_memory_as_it_comes_and_not_as_it_is_announced() -> None:
+    total = 256 * 2**20
+    chunk = bytes(MAX_CHUNK_BYTES)
+    frames = [Frame(message=number, payload=chunk, checksum=crc32(chunk)) for number in (1, 2)]
+    for frame, kind in zip(frames, (MessageKind.GRADIENT, MessageKind.WEIGHTS), strict=True):
+        header = Header(message=frame.message, iteration=1, total_bytes=total)
+        header.kind = int(kind)  # type: ignore[assignment]  # the same numbers, by contract
+        frame.header.CopyFrom(header)
+    inbox = opened(total)
+    before = resident_bytes()
+    for frame in frames:
+        assert inbox.feed(frame, 0.0) is None
+    assert resident_bytes() - before < 32 * 2**20
+    for place in range(1, 20):
+        frames[1].ClearField("header")
+        frames[1].offset = place * len(chunk)
+        assert inbox.feed(frames[1], 0.0) is None
+    assert resident_bytes() - before < 64 * 2**20
 
 
 def test_a_delivered_payload_cannot_be_changed() -> None:

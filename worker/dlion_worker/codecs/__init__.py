@@ -20,6 +20,7 @@ from dlion_worker.codecs.payload import (
     encode_weights,
     encode_whole,
     kept_that_fit,
+    most_coded_bytes,
     range_bytes,
     range_that_fits,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "encode_weights",
     "encode_whole",
     "kept_that_fit",
+    "most_coded_bytes",
     "range_bytes",
     "range_that_fits",
     "require_finite",

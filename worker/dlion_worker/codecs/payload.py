@@ -28,6 +28,7 @@ from dlion_worker.codecs.coded_values import (
 )
 from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
 from dlion_worker.codecs.gap_codes import SKIP, Gaps
+from dlion_worker.codecs.polyline import most_polyline_bytes
 from dlion_worker.codecs.positions import (
     BLOCK,
     CodedPositions,
@@ -125,6 +126,18 @@ def coded_bytes(kept: int, size: int, coding: AnyCoding) -> int:
     scheme = cheapest_positions(kept, size, coding.indices)
     sparse = coding.values.bytes_of(kept) + positions_bytes(scheme, kept, size)
     return HEADER_BYTES + min(sparse, whole)
+
+
+def most_coded_bytes(size: int) -> int:
+    """The longest payload that any codec makes of a model's entries, whichever are sent.
+
+    All codecs give way to float32 where that is shorter, but for polyline as weights alone go by
+    it; it can get more than twice as long.
+
+    >>> most_coded_bytes(1000)
+    8282
+    """
+    return 2 * HEADER_BYTES + max(ValueCodec.FLOAT32.bytes_of(size), most_polyline_bytes(size))
 
 
 def cheapest_positions(kept: int, size: int, indices: IndexCodec = IndexCodec.FAST) -> Positions:

@@ -79,10 +79,10 @@ def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.fl
         ValueError: decimals out of bounds.
     """
     scale = _scale(decimals)
-    if not _bytes_of(size) <= len(payload) <= _bytes_of(size * _MOST_GROUPS):
+    if not _bytes_of(size) <= len(payload) <= most_polyline_bytes(size):
         msg = (
             f"polyline of {len(payload)} bytes; allowed for {size} values: "
-            f"{_bytes_of(size)} to {_bytes_of(size * _MOST_GROUPS)}"
+            f"{_bytes_of(size)} to {most_polyline_bytes(size)}"
         )
         raise ContractError(msg)
     value_D = np.empty(size, np.float32)
@@ -90,6 +90,15 @@ def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.fl
     if wrong:
         raise ContractError(f"polyline of {size} values: {_REASONS[wrong]}")
     return value_D
+
+
+def most_polyline_bytes(size: int) -> int:
+    """The longest that so many values get.
+
+    >>> most_polyline_bytes(1000)
+    8250
+    """
+    return _bytes_of(size * _MOST_GROUPS)
 
 
 def _scale(decimals: int) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from isal.isal_zlib import crc32
 
@@ -107,6 +108,15 @@ class Lane(IntEnum):
     BULK = 1
 
 
+def untouched(size_bytes: int) -> memoryview:
+    """Room for so many bytes, all of which are to be written before any is read.
+
+    Nothing is written here, not even zeros: of much room the kernel gives a page when that is first
+    written to, so that whoever announces a long message costs the receiver what really comes of it.
+    """
+    return np.empty(size_bytes, np.uint8).data
+
+
 def lane_of(kind: MessageKind) -> Lane:
     """The lane that messages of that kind travel in."""
     return Lane.BULK if kind in _BULK else Lane.ORDERED
@@ -132,7 +142,8 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
     if size > allowed:
         raise ContractError(
             f"{message.kind.name} message of {size} bytes; allowed: {allowed}."
-            " Large models need a larger spec.network.maxMessageBytes"
+            " Large models need a larger spec.network.maxMessageBytes; policies that send more than"
+            " all entries in one message, a larger bound in dlion_worker.policies.message_sizes"
         )
     for name in ("iteration", "local_batch_size", "weights_version"):
         number, most = getattr(message, name), _MOST[name]
@@ -217,7 +228,7 @@ class OutgoingMessage:
 class _Incoming:
     header: Header
     kind: MessageKind
-    buffer: bytearray
+    buffer: memoryview
     received_bytes: int = 0
 
     def message(self) -> Message:
@@ -226,7 +237,7 @@ class _Incoming:
             iteration=self.header.iteration,
             local_batch_size=self.header.local_batch_size,
             weights_version=self.header.weights_version,
-            payload=memoryview(self.buffer).toreadonly(),
+            payload=self.buffer.toreadonly(),
         )
 
 
@@ -298,8 +309,7 @@ class Reassembler:
         if lane in self._open:
             raise ContractError(f"message {number} begins before the one before it is whole")
         self._last_number = number
-        # Zeroed by the kernel on first touch: a header alone costs its sender's victim no memory.
-        self._open[lane] = _Incoming(header, kind, bytearray(header.total_bytes))
+        self._open[lane] = _Incoming(header, kind, untouched(header.total_bytes))
 
 
 class Inbox:

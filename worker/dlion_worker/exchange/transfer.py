@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
 from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MAX_FRAME_BYTES
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MAX_FRAME_BYTES, untouched
 
 
 def cut(snapshot: StateSnapshot) -> Iterator[bytes]:
@@ -37,7 +37,7 @@ class Assembly:
 
     def __init__(self, max_state_bytes: int) -> None:
         self._max_state_bytes = max_state_bytes
-        self._buffer: bytearray | None = None
+        self._buffer: memoryview | None = None
         self._received_bytes = 0
         self._iteration = self._samples = 0
 
@@ -68,8 +68,7 @@ class Assembly:
         self._received_bytes = end
         if end < len(self._buffer):
             return None
-        payload = memoryview(self._buffer).toreadonly()
-        return StateSnapshot(self._iteration, self._samples, payload)
+        return StateSnapshot(self._iteration, self._samples, self._buffer.toreadonly())
 
     def _begin(self, chunk: StateChunk) -> None:
         if chunk.total_bytes > self._max_state_bytes:
@@ -77,7 +76,7 @@ class Assembly:
                 f"state of {chunk.total_bytes} bytes; allowed: {self._max_state_bytes}"
             )
         self._iteration, self._samples = chunk.iteration, chunk.samples
-        self._buffer = bytearray(chunk.total_bytes)
+        self._buffer = untouched(chunk.total_bytes)
 
     @staticmethod
     def _parse(data: bytes) -> StateChunk:

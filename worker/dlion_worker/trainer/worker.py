@@ -20,10 +20,8 @@ from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.evaluator import handover
 from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule, StateSnapshot
-from dlion_worker.policies.catalogue import (
-    has_barrier,
-    messages_must_arrive,
-)
+from dlion_worker.policies.catalogue import has_barrier, messages_must_arrive
+from dlion_worker.policies.message_sizes import most_message_bytes
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.companions import Companions
@@ -196,7 +194,7 @@ class Worker:
                 listen_port=self._config.exchange_port,
                 advertise_host=self._config.advertise_host,
                 is_exposed=self._job.spec.network.exposure != "PodNetwork",
-                max_message_bytes=self._job.spec.network.max_message_bytes,
+                max_message_bytes=most_message_bytes(self._job, self._replica.model.layout),
                 queue_rule=self._queue_rule(),
             ),
             on_event=self._refusals.sieve(self._inbox.put),
