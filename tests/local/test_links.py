@@ -23,6 +23,7 @@ from dlion_api.refusals import PeerRefusal
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot, StateWanted
+from dlion_worker.exchange.pulls import MOST_PULLS
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
     JOB,
@@ -154,7 +155,7 @@ def test_state_is_pulled_whole(start: Start) -> None:
 def test_state_that_takes_long_to_gather_is_waited_for(start: Start) -> None:
     a, b = start(A), start(B)
     ready = threading.Event()
-    a.exchange._service._state_provider = lambda _: (ready.wait(WITHIN_S), a.state)[1]
+    a.exchange._service._pulls._provider = lambda _: (ready.wait(WITHIN_S), a.state)[1]
     introduce(a, b)
     threading.Timer(1.5, ready.set).start()
     assert b.exchange.pull_state(TO_A).iteration == a.state.iteration
@@ -169,7 +170,7 @@ def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: 
         never.wait(WITHIN_S)
         raise UnavailableError("too late")
 
-    a.exchange._service._state_provider = _stuck
+    a.exchange._service._pulls._provider = _stuck
     introduce(a, b)
     refused: list[UnavailableError] = []
 
@@ -187,6 +188,95 @@ def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: 
     pulling.join(WITHIN_S)
     assert refused
     never.set()
+
+
+def gathering() -> int:
+    """Threads that gather a state just now."""
+    return sum(thread.name == "exchange-state" for thread in threading.enumerate())
+
+
+def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start: Start) -> None:
+    a, b = start(A), start(B)
+    asked: list[StateWanted] = []
+    go_on = threading.Event()
+
+    def _slow(wanted: StateWanted) -> StateSnapshot:
+        asked.append(wanted)
+        go_on.wait(WITHIN_S)
+        return a.state
+
+    a.exchange._service._pulls._provider = _slow
+    introduce(a, b)
+    b.wait_for(LinkUp)
+    got: list[StateSnapshot | UnavailableError] = []
+
+    def _pull() -> None:
+        try:
+            got.append(b.exchange.pull_state(TO_A, StateWanted(at_least=2**63)))
+        except UnavailableError as error:
+            got.append(error)
+
+    pulling = [threading.Thread(target=_pull) for _ in range(20)]
+    for thread in pulling:
+        thread.start()
+    until(lambda: len(got) == 20 - MOST_PULLS)
+    assert all("allowed: 3" in str(refused) for refused in got)
+    time.sleep(0.5)
+    assert len(asked) == gathering() == 1
+    go_on.set()
+    for thread in pulling:
+        thread.join(WITHIN_S)
+    assert [bytes(each.payload) for each in got if isinstance(each, StateSnapshot)] == [
+        a.state.payload
+    ] * MOST_PULLS
+    assert len(asked) == MOST_PULLS
+
+
+def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
+    a, b = start(A), start(B)
+    asked: list[StateWanted] = []
+    go_on = threading.Event()
+
+    def _slow(wanted: StateWanted) -> StateSnapshot:
+        asked.append(wanted)
+        go_on.wait(WITHIN_S)
+        return a.state
+
+    a.exchange._service._pulls._provider = _slow
+    introduce(a, b)
+    b.wait_for(LinkUp)
+    loop, lines = b.exchange._loop, a.exchange._service._pulls._lines
+    assert loop is not None
+    for number in range(5):  # each hangs up before it has its state
+        pull = b.exchange._pull(TO_A, StateWanted(at_least=number))
+        call = asyncio.run_coroutine_threadsafe(pull, loop)
+        until(lambda: bool(asked) and lines[TO_B].length == 1)
+        call.cancel()
+        until(lambda: lines[TO_B].length == 0)
+    assert len(asked) == gathering() == 1
+    threading.Timer(0.5, go_on.set).start()
+    assert b.exchange.pull_state(TO_A).iteration == a.state.iteration
+    assert len(asked) == 2
+
+
+def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) -> None:
+    a, b = start(A), start(B)
+    introduce(a, b)
+    for worker in (a, b):
+        worker.wait_for(LinkUp)
+    a.exchange.quarantine(TO_B, "nonsense")
+    a.wait_for(LinkDown)
+    with pytest.raises(UnavailableError, match="incarnation 1 is in quarantine"):
+        b.exchange.pull_state(TO_A)
+    refused = a.wait_for(Refused, lambda event: "pull of state" in event.reason)
+    assert refused.kind is PeerRefusal.QUARANTINED
+    again = start(B, incarnation=2)
+    introduce(a, again, version=2)
+    again.wait_for(LinkUp)
+    assert again.exchange.pull_state(TO_A).iteration == a.state.iteration
+    with pytest.raises(UnavailableError, match="replaced by 2"):
+        b.exchange.pull_state(TO_A)
+    assert a.wanted == [StateWanted()]
 
 
 def test_state_of_nobody_and_of_a_dead_peer_is_unavailable(start: Start) -> None:

@@ -154,16 +154,24 @@ class Link:
 
     # ---- what happened to a stream ----
 
+    def check_caller(self, incarnation: int) -> None:
+        """Passes if that incarnation of the peer may call.
+
+        Raises:
+            CallerError: It has been replaced, or is in quarantine.
+        """
+        self.handshake.check(incarnation)
+        if self._quarantined is not None and incarnation <= self._quarantined:
+            words = f"incarnation {incarnation} is in quarantine"
+            raise CallerError(PeerRefusal.QUARANTINED, words)
+
     def admit(self, hello: Hello, stream: Stream) -> None:
         """Takes the peer's new stream in place of an older one.
 
         Raises:
             CallerError: That incarnation has been replaced, or is in quarantine.
         """
-        self.handshake.check(hello.incarnation)
-        if self._quarantined is not None and hello.incarnation <= self._quarantined:
-            words = f"incarnation {hello.incarnation} is in quarantine"
-            raise CallerError(PeerRefusal.QUARANTINED, words)
+        self.check_caller(hello.incarnation)
         older, self.incoming = self.incoming, stream
         if older is not None:
             older.end("replaced by a newer stream")

@@ -1,41 +1,34 @@
 """Incoming streams: the gRPC service of a worker, and who may call it.
 
 Called by `exchange`, on its loop. Checks who calls (certificate, run, rank, incarnation) before it
-reads anything else; what is in the frames is `framing`'s business, what it does to the link
-`links`'. Bytes are handed over as they came, so that a frame that does not parse is refused here
-and not inside gRPC.
+reads anything else; what is in the frames is
+`framing`'s business, what it does to the link `links`', whose state is given to whom `pulls`'.
+Bytes are handed over as they came, so that a frame that does not parse is refused here and not
+inside gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
+from dlion_api.refusals import CallerError, PeerRefusal, kind_of
 from dlion_api.wire import exchange_pb2
-from dlion_api.wire.exchange_pb2 import (
-    Acknowledgement,
-    Frame,
-    Hello,
-    PullStateRequest,
-    StateChunk,
-)
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
-from dlion_worker.exchange.events import Refused, StatePulled, StateSnapshot, StateWanted
+from dlion_worker.exchange.callers import Context, certificate_of, told
+from dlion_worker.exchange.deadline import ArrivalDeadline
+from dlion_worker.exchange.events import Refused, StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import PROTOCOL, Inbox, cut_payload
 from dlion_worker.exchange.links import Link, Links
-from dlion_worker.exchange.transfer import cut
+from dlion_worker.exchange.pulls import Pulls
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +39,6 @@ HELLO_WITHIN_S = 10.0
 ACKNOWLEDGE_AFTER_S = 0.002
 """Writing an acknowledgement costs the receiver a third of its CPU per frame; this is far below the
 time of an iteration, which is what the window holds, and every acknowledgement is as late."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ExchangeService:
@@ -61,7 +52,7 @@ class ExchangeService:
     ) -> None:
         self._links = links
         self._credentials = credentials
-        self._state_provider = state_provider
+        self._pulls = Pulls(links, credentials, state_provider)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers, for a server; requests and answers stay bytes."""
@@ -69,7 +60,7 @@ class ExchangeService:
             SERVICE,
             {
                 "Link": grpc.stream_stream_rpc_method_handler(self._link),
-                "PullState": grpc.unary_stream_rpc_method_handler(self._pull_state),
+                "PullState": grpc.unary_stream_rpc_method_handler(self._pulls.serve),
             },
         )
 
@@ -77,34 +68,7 @@ class ExchangeService:
         stream = IncomingStream(self._links, self._credentials, context)
         code, reason = await stream.run()
         if code is not grpc.StatusCode.OK:
-            await context.abort(code, reason, _told(stream.refusal))
-
-    async def _pull_state(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
-        try:
-            request = PullStateRequest.FromString(data)
-            link = self._links.claimed(request.run, request.rank)
-            self._credentials.check_peer(
-                _certificate(context), link.peer, self._links.shared.me.job
-            )
-        except (ContractError, DecodeError) as error:
-            kind = kind_of(error)
-            self._links.shared.emit(Refused(None, f"pull of state: {error}", kind=kind))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), _told(kind))
-        except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        wanted = StateWanted(request.weights_only, request.at_least)
-        gathering = _in_thread(self._state_provider, wanted)
-        try:
-            while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
-                yield StateChunk().SerializeToString()
-            for chunk in cut(gathering.result()):
-                yield chunk
-            puller = link.peer.rank
-            self._links.shared.emit(StatePulled(puller, weights_only=request.weights_only))
-        except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        finally:
-            gathering.cancel()
+            await context.abort(code, reason, told(stream.refusal))
 
 
 class IncomingStream:
@@ -174,7 +138,8 @@ class IncomingStream:
         if not frame.HasField("hello"):
             raise ContractError("the first frame of a stream is not a hello")
         link = self._links.claimed(frame.hello.run, frame.hello.rank)
-        self._credentials.check_peer(_certificate(self._context), link.peer, self._me.job)
+        shown = certificate_of(self._context)
+        self._credentials.check_peer(shown, link.peer, self._me.job)
         self._check(frame.hello)
         if not link.wanted:
             raise UnavailableError(f"rank {link.rank} is no neighbour of ours just now; try again")
@@ -290,32 +255,3 @@ class IncomingStream:
             await asyncio.sleep(ACKNOWLEDGE_AFTER_S)
             self._acknowledge.clear()
             await self._context.write(self._inbox.acknowledgement().SerializeToString())
-
-
-def _in_thread(
-    provider: Callable[[StateWanted], StateSnapshot], wanted: StateWanted
-) -> asyncio.Future[StateSnapshot]:
-    """The state, from a thread of its own: the trainer may take until its step is done.
-
-    Not from the loop's own pool: closing the loop would wait for it, and the trainer for that.
-    """
-    result: concurrent.futures.Future[StateSnapshot] = concurrent.futures.Future()
-    result.set_running_or_notify_cancel()
-
-    def _gather() -> None:
-        try:
-            result.set_result(provider(wanted))
-        except BaseException as error:  # noqa: BLE001 -- handed on whole to whoever waits
-            result.set_exception(error)
-
-    threading.Thread(target=_gather, name="exchange-state", daemon=True).start()
-    return asyncio.wrap_future(result)
-
-
-def _told(kind: PeerRefusal | None) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata that say why a call is refused."""
-    return () if kind is None else ((REASON_KEY, str(kind)),)
-
-
-def _certificate(context: Context) -> bytes | None:
-    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
