@@ -1,7 +1,9 @@
 """Facts: while messages of both lanes cross both ways, every connection of a link is remade again
 and again, with a new certificate each time, and nothing is lost, doubled or out of order; no link
 goes down. Where the new connection breaks half way, or the peer will not have it, the link goes on
-or goes down as any does, and comes back. Real TLS over loopback.
+or goes down as any does, and comes back. A link whose peer's site is no longer believed ends at
+once, and one whose peer renews its certificate no more a tenth of its life after the end; where
+other authorities are believed, the peer proves itself by them. Real TLS over loopback.
 
 Left out: who renews certificates and when (test_renewals.py); hostile streams (tests/fuzz).
 """
@@ -11,18 +13,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import grpc
 import pytest
 from cryptography import x509
 
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
+from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkDown, LinkState, LinkUp
+from dlion_worker.exchange import LinkDown, LinkState, LinkUp, Refused, proving
 from dlion_worker.exchange.client import Dialler, open_channel
 from dlion_worker.exchange.framing import PROTOCOL
 from dlion_worker.exchange.links import Link, Self
@@ -61,15 +67,23 @@ def remade(worker: Worker) -> int:
     return state.remade_count
 
 
+@contextmanager
+def linked_by(authorities: dict[SiteName, Authority]) -> Iterator[tuple[Worker, Worker]]:
+    pair = Worker(A, credentials(A, authorities)), Worker(B, credentials(B, authorities))
+    try:
+        introduce(*pair)
+        for worker in pair:
+            worker.wait_for(LinkUp)
+        yield pair
+    finally:
+        for worker in pair:
+            worker.exchange.close()
+
+
 @pytest.fixture
 def linked() -> Iterator[tuple[Worker, Worker]]:
-    pair = Worker(A, credentials(A, AUTHORITIES)), Worker(B, credentials(B, AUTHORITIES))
-    introduce(*pair)
-    for worker in pair:
-        worker.wait_for(LinkUp)
-    yield pair
-    for worker in pair:
-        worker.exchange.close()
+    with linked_by(AUTHORITIES) as pair:
+        yield pair
 
 
 def payload(iteration: int, size: int) -> bytes:
@@ -116,21 +130,14 @@ def test_nothing_is_lost_while_connections_are_remade(linked: tuple[Worker, Work
     assert all(worker.events.empty() for worker in linked)
 
 
-def test_a_remade_connection_shows_the_new_certificate(
-    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remade_connection_shows_the_new_certificate(linked: tuple[Worker, Worker]) -> None:
     a, b = linked
-    shown: list[bytes | None] = []
-    check = WorkerCredentials.check_peer
-
-    def checked(self: WorkerCredentials, certificate_pem: bytes | None, *more: Any) -> None:
-        shown.append(certificate_pem)
-        check(self, certificate_pem, *more)
-
-    monkeypatch.setattr(WorkerCredentials, "check_peer", checked)
     renewed(a)
     until(lambda: remade(a) == 1)
-    (certificate_pem,) = shown
+    incoming = b.exchange._links.by_rank[TO_A].incoming
+    assert isinstance(incoming, IncomingStream)
+    assert incoming.proof is not None
+    certificate_pem = incoming.proof.certificate_pem
     assert certificate_pem is not None
     _, chain_pem = a.exchange._config.credentials.shown()
     assert x509.load_pem_x509_certificate(certificate_pem) == x509.load_pem_x509_certificate(
@@ -236,3 +243,84 @@ def test_a_stream_that_continues_nothing_is_refused() -> None:
         assert "no stream that this one could continue" in str(raised.value.details())
     finally:
         a.exchange.close()
+
+
+def trusts(worker: Worker, **bundles_pem: bytes) -> None:
+    """Has that worker know the sites by these, as its coordinator would tell it."""
+    named = {SiteName(site.replace("_", "-")): pem for site, pem in bundles_pem.items()}
+    assert worker.exchange._config.credentials.trust(named)
+
+
+def test_a_site_that_is_no_longer_believed_is_heard_no_more(linked: tuple[Worker, Worker]) -> None:
+    a, b = linked
+    trusts(a, plant_a=AUTHORITIES[PLANT_A].bundle_pem)  # that of plant B is known to be stolen
+    refused = a.wait_for(Refused)
+    assert (refused.peer, refused.outgoing) == (TO_B, False)
+    assert refused.kind is PeerRefusal.BAD_CERTIFICATE
+    assert "plant-b" in refused.reason
+    a.wait_for(LinkDown)
+    b.wait_for(LinkDown)
+    for number in range(20):  # it goes on dialling, and would go on sending
+        b.exchange.send(TO_A, Message(MessageKind.GRADIENT, 1, payload=payload(number, 10_000)))
+        time.sleep(0.05)
+    late = [event for event in list(a.events.queue) if not isinstance(event, Refused)]
+    assert late == []
+    trusts(a, **{str(s).replace("-", "_"): each.bundle_pem for s, each in AUTHORITIES.items()})
+    for worker in linked:
+        worker.wait_for(LinkUp)
+
+
+def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew() -> None:
+    life = timedelta(seconds=6)
+    authorities = {PLANT_A: Authority(PLANT_A), PLANT_B: Authority(PLANT_B, life=life)}
+    began_s = time.monotonic()
+    with linked_by(authorities) as (a, b):
+        signed_s = time.monotonic()
+        down = a.wait_for(LinkDown)
+        ended_s = time.monotonic()
+        assert "ended at" in down.reason
+        assert ended_s > began_s + 6.0 * 1.1 - 1.0  # certificates hold for whole seconds
+        assert ended_s < signed_s + 6.0 * 1.1 + 3.0
+        b.wait_for(LinkDown)
+        renewed_by = b.exchange._config.credentials
+        key = WorkerKey()
+        renewed_by.renew(key, Authority.sign(authorities[PLANT_B], key.csr_pem(), B, JOB))
+        for worker in (a, b):
+            worker.wait_for(LinkUp)
+
+
+def test_a_peer_proves_itself_by_the_authorities_that_are_believed_now(
+    linked: tuple[Worker, Worker],
+) -> None:
+    a, b = linked
+    before, other = AUTHORITIES[PLANT_B], Authority(PLANT_B)
+    own = AUTHORITIES[PLANT_A].bundle_pem
+    trusts(a, plant_a=own, plant_b=other.bundle_pem + before.bundle_pem)
+    until(lambda: remade(a) == 1)
+    key, proof = WorkerKey(), b.exchange._config.credentials
+    proof.renew(key, other.sign(key.csr_pem(), B, JOB))
+    b.exchange.remake_links()
+    until(lambda: remade(b) == 1)
+    trusts(a, plant_a=own, plant_b=other.bundle_pem)
+    until(lambda: remade(a) == 2)
+    for worker, to in ((a, TO_B), (b, TO_A)):
+        worker.exchange.send(to, Message(MessageKind.GRADIENT, 1, payload=payload(1, 1000)))
+    for worker in linked:
+        taken(worker, 1)
+        assert worker.events.empty()
+
+
+def test_what_is_dialled_and_does_not_prove_itself_anew_hears_no_more(
+    linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = linked
+    monkeypatch.setattr(proving, "PROVES_WITHIN_S", 1.0)
+    target = a.exchange._diallers[TO_B]._connection
+    with monkeypatch.context() as patch:
+        patch.setattr(Dialler, "_connection", lambda self, address: target("127.0.0.1:1"))
+        bundle = Authority(PLANT_B).bundle_pem + AUTHORITIES[PLANT_B].bundle_pem
+        trusts(a, plant_a=AUTHORITIES[PLANT_A].bundle_pem, plant_b=bundle)
+        assert "has not proved itself" in a.wait_for(LinkDown).reason
+        b.wait_for(LinkDown)
+    for worker in linked:
+        worker.wait_for(LinkUp)

@@ -205,9 +205,10 @@ class WorkerCredentials:
         return bundle
 
     def _store(self, site: SiteName) -> Store:
-        if site not in self._stores:
-            self._stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
-        return self._stores[site]
+        stores = self._stores  # others take their place when other bundles are trusted
+        if site not in stores:
+            stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
+        return stores[site]
 
 
 def _bad(words: str) -> CallerError:

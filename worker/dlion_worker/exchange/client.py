@@ -28,8 +28,10 @@ from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
 from dlion_worker.exchange.events import StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES
 from dlion_worker.exchange.links import Link, Self
+from dlion_worker.exchange.proving import Proven, Proving, Verdict
 from dlion_worker.exchange.service import SERVICE
 from dlion_worker.exchange.transfer import Assembly
+from dlion_worker.peer_proof import PeerProof
 from dlion_worker.refused_calls import Handshakes, refusal_of
 
 logger = logging.getLogger(__name__)
@@ -74,8 +76,9 @@ def open_channel(
 class Connection:
     """One call on a channel of its own."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, proven: Proven) -> None:
         self._channel = channel
+        self.proven = proven
         method: LinkMethod = channel.stream_stream(f"/{SERVICE}/Link")
         self.call = method()
 
@@ -102,6 +105,11 @@ class OutgoingStream:
         self.opened = False
         self.last_sent_s = time.monotonic()
         self.deadline = ArrivalDeadline(self.last_sent_s)
+
+    @property
+    def proven(self) -> Proven:
+        """By what the peer is believed where frames are written now."""
+        return self._writing.proven
 
     def end(self, reason: str) -> None:
         """Closes the stream, soon."""
@@ -194,11 +202,23 @@ class Dialler:
         self._last_report = ""
         self._handshakes = Handshakes()
         self._renewed = asyncio.Event()
+        self._proving = Proving(credentials, link.peer)
         self.stream: OutgoingStream | None = None
 
     def renew(self) -> None:
         """The stream that stands is to go over to a connection with the newest certificate."""
         self._renewed.set()
+
+    def have_proven(self, shown: PeerProof | None, now_s: float) -> None:
+        """Has the peer prove itself anew where it is to, and ends a stream on which it has not.
+        `shown`: by what it has proved itself on its own stream."""
+        if (stream := self.stream) is None:
+            return
+        verdict = self._proving.judge(stream.proven, shown, now_s)
+        if verdict is Verdict.RENEW:
+            self.renew()
+        elif verdict is not Verdict.HOLDS:
+            stream.end(f"{self._link.peer.name} {verdict.value}")
 
     async def run(self, *, after: asyncio.Task[None] | None = None) -> None:
         """Dials for ever; cancel it to stop. `after`: an earlier call, which is to end before."""
@@ -251,13 +271,15 @@ class Dialler:
         return opened
 
     def _connection(self, address: str) -> Connection:
-        return Connection(open_channel(address, self._link.peer, self._me, self._credentials))
+        proven = self._proving.now()  # before: the channel may then trust newer ones, never older
+        channel = open_channel(address, self._link.peer, self._me, self._credentials)
+        return Connection(channel, proven)
 
     async def _keep_renewed(self, stream: OutgoingStream, address: str) -> None:
         """Takes that stream over to a new connection whenever it is told to; cancel it to stop.
 
         The new one stands before the old one is closed. As long as it does not, the old one goes
-        on: its peer let it in.
+        on: its peer let it in (and `have_proven` ends it where that was too long ago).
         """
         wait_s = FIRST_WAIT_S
         while True:

@@ -235,6 +235,12 @@ class Link:
         if count >= OFFENCES:
             self._quarantine(f"refused {count} times, the last time for: {reason}")
 
+    def unproven(self, error: CallerError) -> None:
+        """What the peer proved itself by holds no more: both streams end, and are opened again
+        where either side can prove itself anew."""
+        self._shared.emit(Refused(self.rank, str(error), kind=error.kind))
+        self.break_off(str(error))
+
     def refused(self, kind: PeerRefusal, reason: str) -> None:
         """The peer will not have our stream, or does not prove itself: a retry alone changes
         nothing."""

@@ -1,7 +1,7 @@
 """Incoming streams: the gRPC service of a worker, and who may call it.
 
 Called by `exchange`, on its loop. Checks who calls (certificate, run, rank, incarnation) before it
-reads anything else; what is in the frames is
+reads anything else, and the certificate again while the stream stands; what is in the frames is
 `framing`'s business, what it does to the link `links`', whose state is given to whom `pulls`'.
 Bytes are handed over as they came, so that a frame that does not parse is refused here and not
 inside gRPC.
@@ -29,6 +29,7 @@ from dlion_worker.exchange.events import Refused, StateSnapshot, StateWanted
 from dlion_worker.exchange.framing import PROTOCOL, Inbox, cut_payload
 from dlion_worker.exchange.links import Link, Links
 from dlion_worker.exchange.pulls import Pulls
+from dlion_worker.peer_proof import PeerProof
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,25 @@ class IncomingStream:
         """What waits to go on where this one ends."""
         self.refusal: PeerRefusal | None = None
         """Why the peer was refused, if it was."""
+        self.proof: PeerProof | None = None
+        """What the peer was let in by."""
         self.deadline = ArrivalDeadline(time.monotonic())
 
     def end(self, reason: str) -> None:
         """Closes the stream, soon."""
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    def check_proof(self) -> None:
+        """Passes while the peer would be let in again, here and where it is to go on.
+
+        Raises:
+            CallerError: It would not: its site is no longer believed, or its certificate is over.
+        """
+        if self.proof is not None and not self._ended.done():
+            self.proof.check(standing=True)
+            if self.successor is not None:
+                self.successor.check_proof()
 
     async def run(self) -> tuple[grpc.StatusCode, str]:
         """Serves the stream until it ends; the status to end it with."""
@@ -139,7 +153,7 @@ class IncomingStream:
             raise ContractError("the first frame of a stream is not a hello")
         link = self._links.claimed(frame.hello.run, frame.hello.rank)
         shown = certificate_of(self._context)
-        self._credentials.check_peer(shown, link.peer, self._me.job)
+        self.proof = PeerProof(self._credentials, shown, link.peer, self._me.job)
         self._check(frame.hello)
         if not link.wanted:
             raise UnavailableError(f"rank {link.rank} is no neighbour of ours just now; try again")

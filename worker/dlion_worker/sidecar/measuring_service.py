@@ -21,6 +21,7 @@ from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.peer_proof import PeerProof
 from dlion_worker.sidecar.peer_words import MOST_PROBE_BYTES, OwnWorker, from_wire, to_wire
 
 _LOG = logging.getLogger(__name__)
@@ -45,8 +46,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._key = job.key
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
-        self._verified: dict[Rank, bytes] = {}
-        self._verified_by = credentials.site_bundles_pem
+        self._proofs: dict[Rank, PeerProof] = {}
 
     async def Share(  # noqa: N802 - gRPC's name
         self, request: measuring_pb2.CapacityShare, context: Context
@@ -97,12 +97,11 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         if not self._credentials.enabled:
             return
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
-        if self._verified_by is not self._credentials.site_bundles_pem:
-            self._verified_by = self._credentials.site_bundles_pem
-            self._verified.clear()
-        if self._verified.get(identity.rank) != shown:  # once per certificate, not per call
-            self._credentials.check_peer(shown, identity, self._key)
-            self._verified[identity.rank] = shown
+        proof = self._proofs.get(identity.rank)
+        if proof is None or proof.certificate_pem != shown:  # once per certificate, not per call
+            self._proofs[identity.rank] = PeerProof(self._credentials, shown, identity, self._key)
+        else:
+            proof.check()
 
     def _peer(self, rank: int) -> WorkerIdentity | None:
         try:

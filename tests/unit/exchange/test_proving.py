@@ -1,0 +1,127 @@
+"""Facts: what a peer has shown holds to its certificate's end, and on a connection that stands for
+a tenth of its life more; it is judged again where other authorities are believed. A peer that was
+dialled is to prove itself anew, once for each reason, and where it does not its stream ends.
+
+Time is an argument. Left out: the streams themselves (tests/local/test_renewed_links.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dlion_api.refusals import CallerError, PeerRefusal
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.exchange.proving import PROVES_WITHIN_S, Proving, Verdict
+from dlion_worker.peer_proof import PeerProof
+from linked_workers import JOB, PLANT_A, PLANT_B, identity
+
+SIGNED = datetime(2026, 1, 1, tzinfo=UTC)
+LIFE = timedelta(hours=24)
+END, LAST = SIGNED + LIFE, SIGNED + 1.1 * LIFE
+SECOND = timedelta(seconds=1)
+PEER = identity(1, PLANT_B)
+
+
+class Site:
+    """Plant A's worker, and one of plant B whose certificate it has been shown."""
+
+    def __init__(self) -> None:
+        self.authority = Authority(PLANT_B, life=LIFE, now=SIGNED)
+        self.own = Authority(PLANT_A, now=SIGNED).bundle_pem
+        self.mine = WorkerCredentials(WorkerKey(), b"", {PLANT_A: self.own})
+        self.trusts(self.authority)
+
+    def trusts(self, *authorities: Authority) -> None:
+        bundle = b"".join(authority.bundle_pem for authority in authorities)
+        self.mine.trust({PLANT_A: self.own} | ({PLANT_B: bundle} if bundle else {}))
+
+    def shown(self, signed: datetime = SIGNED) -> PeerProof:
+        pem = self.authority.sign(WorkerKey().csr_pem(), PEER, JOB, now=signed)
+        return PeerProof(self.mine, pem, PEER, JOB, now=signed + SECOND)
+
+
+@pytest.mark.parametrize(
+    ("at", "of_a_call", "of_a_stream"),
+    [
+        (SIGNED, True, True),
+        (END, True, True),
+        (END + SECOND, False, True),
+        (LAST, False, True),
+        (LAST + SECOND, False, False),
+    ],
+)
+def test_a_certificate_holds_to_its_end_and_for_what_stands_a_tenth_longer(
+    at: datetime, of_a_call: bool, of_a_stream: bool
+) -> None:
+    proof = Site().shown()
+    for holds, standing in ((of_a_call, False), (of_a_stream, True)):
+        if holds:
+            proof.check(standing=standing, now=at)
+            continue
+        with pytest.raises(CallerError, match="ended at 2026-01-02 00:00:00") as refused:
+            proof.check(standing=standing, now=at)
+        assert refused.value.kind is PeerRefusal.BAD_CERTIFICATE
+
+
+def test_other_authorities_judge_what_was_shown_before() -> None:
+    site = Site()
+    proof = site.shown()
+    site.trusts(Authority(PLANT_B, now=SIGNED), site.authority)
+    proof.check(now=SIGNED + SECOND)
+    proof.check(now=LAST, standing=True)  # in overtime it is judged as at its end
+    for others in ((Authority(PLANT_B, now=SIGNED),), ()):
+        site.trusts(*others)
+        for _ in range(2):
+            with pytest.raises(CallerError, match="not by the authority of site plant-b"):
+                proof.check(now=SIGNED + SECOND)
+
+
+def test_nothing_is_asked_without_tls() -> None:
+    off = WorkerCredentials.insecure()
+    proof = PeerProof(off, None, PEER, JOB)
+    proof.check(now=LAST + LIFE)
+    proving = Proving(off, PEER)
+    assert proving.judge(proving.now(), proof, 0.0, LAST + LIFE) is Verdict.HOLDS
+
+
+def test_a_peer_is_asked_once_and_given_up_when_its_certificate_is_long_over() -> None:
+    site = Site()
+    proving, proof = Proving(site.mine, PEER), site.shown()
+    dialled = proving.now()
+    assert proving.judge(dialled, None, 0.0, SIGNED) is Verdict.HOLDS
+    assert proving.judge(dialled, proof, 0.0, SIGNED) is Verdict.HOLDS
+    newer = site.shown(END - SECOND)  # it has renewed, and shows so where it sends
+    assert proving.judge(dialled, newer, 1.0, END) is Verdict.HOLDS
+    assert proving.judge(dialled, newer, 2.0, END + SECOND) is Verdict.RENEW
+    assert proving.judge(dialled, newer, 3.0, LAST) is Verdict.HOLDS
+    assert proving.judge(dialled, newer, 1000.0, LAST + SECOND) is Verdict.ENDED
+    again = proving.now()
+    assert proving.judge(again, newer, 1001.0, LAST + SECOND) is Verdict.HOLDS
+
+
+def test_a_peer_of_other_authorities_is_given_up_soon_unless_it_proves_itself_by_them() -> None:
+    site = Site()
+    proving = Proving(site.mine, PEER)
+    dialled = proving.now()
+    site.trusts(site.authority, Authority(PLANT_B, now=SIGNED))
+    assert proving.judge(dialled, None, 10.0, SIGNED) is Verdict.RENEW
+    between = proving.now()
+    site.trusts(site.authority)  # and again others, while that connection is made
+    site.trusts(Authority(PLANT_B, now=SIGNED))
+    assert proving.judge(between, None, 20.0, SIGNED) is Verdict.RENEW
+    late_s = 20.0 + PROVES_WITHIN_S
+    assert proving.judge(between, None, late_s, SIGNED) is Verdict.HOLDS
+    assert proving.judge(between, None, late_s + 1.0, SIGNED) is Verdict.OTHER_AUTHORITIES
+    assert proving.judge(proving.now(), None, late_s + 2.0, SIGNED) is Verdict.HOLDS
+
+
+def test_other_sites_authorities_are_no_reason() -> None:
+    site = Site()
+    proving = Proving(site.mine, PEER)
+    dialled = proving.now()
+    other = Authority(PLANT_A, now=SIGNED).bundle_pem
+    site.mine.trust({**site.mine.site_bundles_pem, PLANT_A: other})
+    assert proving.judge(dialled, site.shown(), 0.0, SIGNED) is Verdict.HOLDS

@@ -1,0 +1,133 @@
+"""Facts: a peer's sidecar is heard on a connection that stands only for as long as its certificate
+holds and its site is believed; with a newer one it is heard again. Real TLS over loopback.
+
+Left out: what capacities say (test_peer_words.py), how they are asked for (tests/local).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.names import Rank, SiteName
+from dlion_api.refusals import PeerRefusal
+from dlion_api.spec import load_job
+from dlion_api.wire import measuring_pb2_grpc
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.peer_words import to_wire
+from local_run import job_document
+
+JOB = load_job(job_document({"plant-a": 1, "plant-b": 1}))
+HERE, THERE = (JOB.worker(Rank(rank)) for rank in (0, 1))
+LIFE = timedelta(seconds=3)
+
+
+class Beside:
+    """The worker of the sidecar that is called."""
+
+    def __init__(self) -> None:
+        self.heard_speeds: list[float] = []
+        self.refusals: Counter[PeerRefusal] = Counter()
+
+    def own(self) -> Capacity:
+        return Capacity(Rank(0), 100.0, 1.0, CapacitySource.RATE, 1)
+
+    def incarnation(self) -> int:
+        return 1
+
+    def heard(self, capacity: Capacity, _incarnation: int) -> None:
+        self.heard_speeds.append(capacity.samples_per_s)
+
+    def refused(self, kind: PeerRefusal, _words: str, *, dialled: bool) -> None:
+        assert not dialled
+        self.refusals[kind] += 1
+
+
+class Called:
+    """A sidecar's port, and the peer's connection to it."""
+
+    def __init__(self) -> None:
+        self.sites: dict[SiteName, Authority] = {
+            HERE.site: Authority(HERE.site), THERE.site: Authority(THERE.site, life=LIFE)
+        }  # fmt: skip
+        self.bundles = {site: authority.bundle_pem for site, authority in self.sites.items()}
+        self.beside = Beside()
+        self.mine, self.theirs = self._signed(HERE.site, 0), self._signed(THERE.site, 1)
+        service = MeasuringService(job=JOB, rank=Rank(0), worker=self.beside, credentials=self.mine)
+        self.server = MeasuringServer(service, self.mine)
+
+    def _signed(self, site: SiteName, rank: int) -> WorkerCredentials:
+        key = WorkerKey()
+        chain = self.sites[site].sign(key.csr_pem(), JOB.worker(Rank(rank)), JOB.key)
+        return WorkerCredentials(key, chain, dict(self.bundles))
+
+    def renew(self) -> None:
+        key = WorkerKey()
+        self.theirs.renew(key, self.sites[THERE.site].sign(key.csr_pem(), THERE, JOB.key))
+
+    def connection(self, port: int) -> grpc.aio.Channel:
+        credentials = self.theirs.channel(HERE.site)
+        assert credentials is not None
+        name = HERE.measuring_dns_name(JOB.key)
+        options = [*self.theirs.target_options(name), ("grpc.use_local_subchannel_pool", 1)]
+        return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
+
+
+async def share(channel: grpc.aio.Channel, speed: float) -> None:
+    stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
+    said = to_wire(Capacity(Rank(1), speed, 1.0, CapacitySource.RATE, 1), JOB.key, 1)
+    await stub.Share(said, timeout=10)
+
+
+async def refused(channel: grpc.aio.Channel, words: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await share(channel, 1.0)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in str(raised.value.details())
+
+
+def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
+    async def body() -> None:
+        called = Called()
+        signed_s = time.monotonic()
+        port = await called.server.start("127.0.0.1", preferred_port=0)
+        async with called.connection(port) as standing:
+            for speed in (10.0, 20.0):
+                await share(standing, speed)
+            assert called.beside.heard_speeds == [10.0, 20.0]
+            await asyncio.sleep(signed_s + LIFE.total_seconds() + 0.1 - time.monotonic())
+            for _ in range(2):
+                await refused(standing, "certificate")
+        called.renew()
+        async with called.connection(port) as remade:
+            await share(remade, 30.0)
+        assert called.beside.heard_speeds == [10.0, 20.0, 30.0]
+        assert called.beside.refusals == {PeerRefusal.BAD_CERTIFICATE: 2}
+        await called.server.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
+    async def body() -> None:
+        called = Called()
+        port = await called.server.start("127.0.0.1", preferred_port=0)
+        async with called.connection(port) as standing:
+            await share(standing, 10.0)
+            called.mine.trust({HERE.site: called.bundles[HERE.site]})
+            for _ in range(2):
+                await refused(standing, "not by the authority of site plant-b")
+            called.mine.trust(called.bundles)
+            await share(standing, 20.0)
+        assert called.beside.heard_speeds == [10.0, 20.0]
+        await called.server.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
