@@ -1,7 +1,8 @@
 """Facts: a worker's certificate is replaced again and again at half of its life, its links are told
 each time, the newest one is kept on disk, and the worker stays joined all along on connections that
 are remade; what it reports arrives once. With the coordinator away, or refusing, it says so and
-goes on with what it has, and renews when that is back.
+goes on with what it has, and renews when that is back. A trainer that comes back while the
+coordinator is away goes on with the certificate that was kept, to its end.
 
 Real coordinator and client, mutual TLS. Left out: links (test_renewed_links.py), whole runs
 (test_renewals.py).
@@ -9,9 +10,10 @@ Real coordinator and client, mutual TLS. Left out: links (test_renewed_links.py)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,12 @@ from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
+from dlion_operator.authority import Authority
 from dlion_worker.coordination import CoordinationClient
-from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.kept_credentials import kept_credentials
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.kept_credentials import keep_credentials, kept_credentials
+from dlion_worker.trainer import renewing as renewing_module
+from dlion_worker.trainer.interruption import Interrupted
 from dlion_worker.trainer.renewing import Renewing, first_credentials
 from linked_workers import until
 from local_run import job_document
@@ -153,3 +158,83 @@ def test_a_refusal_is_told_and_changes_nothing(renewed: Renewed) -> None:
     assert warning
     assert "no certificate" in words
     assert renewed.credentials.shown() == before
+
+
+DAY = timedelta(hours=24)
+
+
+def kept_since(renewed: Renewed, ago: timedelta) -> WorkerCredentials:
+    """What an earlier process of this worker kept, with a certificate for a day from then on."""
+    run, worker = renewed.run, renewed.run.job.worker(Rank(0))
+    authority = Authority(worker.site, life=DAY, now=datetime.now(UTC) - ago)
+    key = WorkerKey()
+    chain = authority.sign(key.csr_pem(), worker, run.job.key, now=datetime.now(UTC) - ago)
+    credentials = WorkerCredentials(key, chain, {worker.site: authority.bundle_pem})
+    keep_credentials(renewed.config.state_dir, run.job.key, credentials)
+    return credentials
+
+
+def come_back(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
+    """As the next trainer process asks for them; it is told to end after a while."""
+    give_up_s = time.monotonic() + within_s
+    return first_credentials(
+        renewed.config,
+        renewed.run.job,
+        renewed.client,
+        came_back=True,
+        interrupted=lambda: time.monotonic() > give_up_s,
+    )
+
+
+@pytest.mark.parametrize("hours", [15, 17, 23.9])
+def test_kept_credentials_do_to_their_end_where_nobody_signs(
+    renewed: Renewed, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    monkeypatch.setattr(renewing_module, "SIGNED_WITHIN_S", 1.0)
+    kept = kept_since(renewed, timedelta(hours=hours))
+    renewed.run.coordinator.close()
+    assert come_back(renewed).shown() == kept.shown()
+
+
+def test_kept_credentials_that_are_over_are_waited_for_to_be_replaced(renewed: Renewed) -> None:
+    kept_since(renewed, timedelta(hours=24, seconds=1))
+    renewed.run.coordinator.close()
+    with pytest.raises(Interrupted):
+        come_back(renewed, within_s=2.0)
+
+
+def test_kept_credentials_that_are_due_are_replaced_where_somebody_signs(renewed: Renewed) -> None:
+    old = kept_since(renewed, timedelta(hours=17))
+    new = come_back(renewed)
+    assert new.shown() != old.shown()
+    kept = kept_credentials(renewed.config.state_dir, renewed.run.job.key)
+    assert kept is not None
+    assert kept.shown() == new.shown()
+
+
+def test_credentials_that_were_due_are_renewed_as_soon_as_somebody_signs(
+    renewed: Renewed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewing_module, "SIGNED_WITHIN_S", 1.0)
+    kept_since(renewed, timedelta(hours=17))
+    renewed.run.coordinator.close()
+    credentials = come_back(renewed)
+    links: list[bytes] = []
+    renewing = Renewing(
+        renewed.config,
+        renewed.run.job.key,
+        credentials=credentials,
+        coordination=renewed.client,
+        remake_links=lambda: links.append(credentials.shown()[1]),
+        trust_changed=lambda: None,
+        report=lambda *_: None,
+    )
+    try:
+        renewing.start()
+        time.sleep(1.0)
+        assert links == []
+        renewed.run.start_coordinator()
+        until(lambda: len(links) == 1)
+        assert renewed.run.job.worker(Rank(0)).site in credentials.site_bundles_pem
+    finally:
+        renewing.close()

@@ -1,8 +1,8 @@
 """Key and certificate of a worker, kept so that its next trainer process needs no coordinator.
 
 Owns one file in the worker's state folder, readable by its user alone. It is used while at least a
-third of the certificate's life is left; a damaged or foreign one counts as missing. See
-docs/decisions/0004-kept-credentials.md.
+third of the certificate's life is left, and to its end where nobody signs a new one; a damaged or
+foreign one counts as missing. See docs/decisions/0004-kept-credentials.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 CREDENTIALS_FILE = "credentials.json"
 LEAST_LIFE_LEFT = 1 / 3
-"""With less left, a new certificate is asked for: they are renewed long before."""
+"""With less left, a new certificate is asked for first: they are renewed long before."""
 
 
 def keep_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:
@@ -51,9 +51,13 @@ def keep_changed(state_dir: Path | str, job: JobKey, credentials: WorkerCredenti
 
 
 def kept_credentials(
-    state_dir: Path | str, job: JobKey, *, now: datetime | None = None
+    state_dir: Path | str,
+    job: JobKey,
+    *,
+    least_life_left: float = LEAST_LIFE_LEFT,
+    now: datetime | None = None,
 ) -> WorkerCredentials | None:
-    """Those kept of that run, where they are still good for a while."""
+    """Those kept of that run, where so much of the certificate's life is left (0: any)."""
     path = Path(state_dir) / CREDENTIALS_FILE
     try:
         document = json.loads(path.read_bytes())
@@ -69,7 +73,7 @@ def kept_credentials(
         return None
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc - BACKDATED
     left = certificate.not_valid_after_utc - (now or datetime.now(UTC))
-    if not is_ours or left < life * LEAST_LIFE_LEFT:
+    if not is_ours or left < life * least_life_left:
         return None
     return WorkerCredentials(key, chain_pem, sites)
 

@@ -28,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 REFUSED_AGAIN_S = 60.0
 """Between two requests that the coordinator refuses."""
 
+SIGNED_WITHIN_S = 10.0
+"""A new certificate, where the one that was kept still holds; after that the kept one will do."""
+
 SPREAD = 0.1
 """Workers that began together ask within so much of the time before."""
 
@@ -45,6 +48,9 @@ def first_credentials(
 ) -> WorkerCredentials:
     """Those that an earlier process kept, where they will do, or new ones; none without TLS.
 
+    Where the kept ones are due to be replaced and the coordinator is away, they will do to their
+    end: `Renewing` replaces them as soon as it is back.
+
     Raises:
         Interrupted: before the coordinator answered.
         ContractError: the coordinator refuses this worker.
@@ -56,10 +62,16 @@ def first_credentials(
     if kept is not None:
         return kept
     key = WorkerKey()
+    if came_back:
+        kept = kept_credentials(config.state_dir, job.key, least_life_left=0.0)
+    wait_s = None if kept is None else SIGNED_WITHIN_S
     try:
-        signed = coordination.sign(key.csr_pem(), "trainer", stopped=interrupted)
+        signed = coordination.sign(key.csr_pem(), "trainer", stopped=interrupted, wait_s=wait_s)
     except UnavailableError as error:
-        raise Interrupted(str(error)) from error
+        if kept is None or interrupted():
+            raise Interrupted(str(error)) from error
+        _LOG.warning("goes on with the certificate that was kept: %s", error)
+        return kept
     credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
     keep_credentials(config.state_dir, job.key, credentials)
     return credentials
