@@ -56,7 +56,8 @@ class Presented:
 
     @property
     def renewed_by(self) -> datetime:
-        """When its operator presents a newer one, by its own clock."""
+        """When its operator presents a newer one at the latest, by its own clock: so late does one
+        of an earlier release, this one's when half of its life has passed."""
         return self.made + (self.ends - self.made) * 2 / 3
 
 
@@ -121,8 +122,8 @@ def clock(site: TrustedSite, presented: Presented, now: datetime) -> Check:
     """How far the site's clock can be from this machine's, as far as a certificate tells.
 
     An operator has made it before now, and makes the next one when two thirds of its life are
-    over: between the two its own clock stands. Of a certificate of some hours that says little,
-    and the outcome is then UNKNOWN.
+    over, or before: between the two its own clock stands. Of a certificate of some hours that
+    says little, and the outcome is then UNKNOWN.
     """
     ahead_at_least, ahead_at_most = presented.made - now, presented.renewed_by - now
     figures = {

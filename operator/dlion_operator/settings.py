@@ -167,7 +167,7 @@ class Federation:
         "port that it listens on.", default=FEDERATION_PORT, minimum=1, maximum=65535
     )
     certificate_life_seconds: int = setting(
-        "life of the operator's own certificate; it is renewed with a third left.",
+        "life of the operator's own certificate; it is renewed at half of it.",
         default=86400,
         minimum=60,
         maximum=INT32_MAX,

@@ -1,7 +1,8 @@
 """Facts: operators tell each other what they see over mutual TLS, whichever starts first and after
 either starts anew; a bundle that comes, changes or goes acts without a restart; certificates are
-renewed on streams that go on; an idle link is quiet; and of a table of hostile or mistaken
-connections each is refused, counted and changes nothing. Real gRPC over loopback, real TLS.
+renewed on streams that go on; an idle link is quiet; who is no operator takes no operator's
+place; and of a table of hostile or mistaken connections each is refused, counted and changes
+nothing. Real gRPC over loopback, real TLS.
 
 Left out: what follows for a job (tests/unit/operator), two clusters (tests/cluster).
 """
@@ -28,6 +29,7 @@ from dlion_api.names import OperatorIdentity, SiteName
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.authority import Authority, ServerIdentity
+from dlion_operator.federation import dialling as dialling_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import service as service_module
 from dlion_operator.federation import telling as telling_module
@@ -49,6 +51,8 @@ def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
         monkeypatch.setattr(node_module, "BUNDLES_EVERY_S", 0.1)
         monkeypatch.setattr(telling_module, "HEARTBEAT_EVERY_S", 1.0)
         monkeypatch.setattr(telling_module, "FIGURES_EVERY_S", 0.5)
+        monkeypatch.setattr(dialling_module, "LONGEST_WAIT_S", 1.0)
+        monkeypatch.setattr(dialling_module, "CONNECTED_WITHIN_S", 2.0)
 
         async def run() -> None:
             async with asyncio.timeout(LONG_S):
@@ -229,6 +233,31 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
         await until(lambda: heard(b, A) and heard(b, A).figures.iteration == 7)
         assert not b.node.service.refusals
         assert not a.node.diallers[B].failures
+
+
+@within
+async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    a.said[JOB] = report(A, 0)
+    async with running(a, b):
+        await until(lambda: heard(b, A))
+        assert a.node is not None
+        assert b.node is not None
+        dialler = a.node.diallers[B]
+        a.node.replace_authority(Authority(A))  # whose certificates plant B does not take
+        for iteration in (7, 8):
+            failures = dialler.failures
+            a.said = {JOB: report(A, 0, iteration=iteration)}
+            await until(lambda said=iteration: heard(b, A).figures.iteration == said)
+            assert dialler.connected
+            await until(lambda before=failures: dialler.failures > before)
+        assert b.node.service.streams == 1
+        a.node.replace_authority(a.authority)
+        await until(lambda: b.node.service.streams == 2)
+        a.said = {JOB: report(A, 0, iteration=9)}
+        await until(lambda: heard(b, A).figures.iteration == 9)
+        assert not b.node.service.refusals
+        assert dialler.connected
 
 
 # ---- hostile and mistaken connections ---------------------------------------------------------
@@ -484,6 +513,49 @@ async def test_the_newest_stream_of_a_site_counts(folder: Path) -> None:
         await newer.write(WHOLE)
         await newer.write(to_wire(SaidGone(JOB)).SerializeToString())
         await until(lambda: heard(at.called, B) is None)
+
+
+@within
+async def test_a_workers_certificate_takes_no_operators_place(folder: Path) -> None:
+    """It is refused before a message of its is read: it can hold neither calls nor memory."""
+    async with scene(folder) as at, at.channel(of_a_worker(at)) as channel:
+        assert at.called.node is not None
+        service = at.called.node.service
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        measure = channel.stream_unary("/dlion.v1alpha1.Federation/Measure")
+        silent = [call() for _ in range(service_module.MAX_STREAMS)] + [measure()]
+        async with at.channel(at.identity()) as honest:
+            stream = honest.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+            await stream.write(HELLO)
+            assert await stream.read() is not grpc.aio.EOF
+        async with asyncio.timeout(service_module.SILENT_AFTER_S / 2):
+            for each in silent:
+                assert await each.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert service.refusals == {RefusalReason.BAD_CERTIFICATE: len(silent)}
+
+
+@within
+async def test_a_site_has_a_few_streams_at_most(folder: Path) -> None:
+    """However many it opens: the oldest make room, and other sites' streams stand."""
+    async with (
+        scene(folder) as at,
+        at.channel(at.identity()) as channel,
+        at.channel(at.identity(C)) as other,
+    ):
+        third = other.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+        await third.write(greeting(C, A).SerializeToString())
+        await third.read()
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        streams = [call() for _ in range(service_module.MAX_STREAMS_OF_SITE + 3)]
+        await until(lambda: sum(stream.done() for stream in streams) == 3)
+        for stream in (each for each in streams if each.done()):
+            metadata = dict(await stream.trailing_metadata())
+            assert metadata[REASON_KEY] == RefusalReason.REPLACED
+        newest = call()
+        await newest.write(HELLO)
+        await newest.read()
+        await until(lambda: sum(stream.done() for stream in streams) == 4)
+        assert not third.done()
 
 
 def test_a_stream_that_says_nothing_is_ended(

@@ -16,14 +16,14 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
+from dlion_api.trust import renewal_after
 from dlion_operator.authority import Authority
 
 MAX_CERTIFICATE_BYTES = 16384
 
 
 class Credentials:
-    """This operator's certificate, made anew when two thirds of its life are over, and whom it
-    trusts."""
+    """This operator's certificate, made anew at half of its life, and whom it trusts."""
 
     def __init__(
         self, authority: Authority, life: timedelta, *, now: datetime | None = None
@@ -61,6 +61,10 @@ class Credentials:
             self._changed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
             require_client_authentication=True,
         )
+
+    def bundle(self, site: SiteName) -> bytes | None:
+        """What that site is trusted by just now; None: it is not."""
+        return self._bundles.get(site)
 
     def channel(self, site: SiteName) -> grpc.ChannelCredentials:
         """Of a channel to that site's operator, trusting no other.
@@ -105,10 +109,28 @@ class Credentials:
                 f" {given or 'nothing'}"
             )
 
+    def operator_of(
+        self, certificate_pem: bytes | None, *, now: datetime | None = None
+    ) -> SiteName:
+        """The other site whose operator that certificate is of, by what it says and that site's own
+        authority.
+
+        Raises:
+            ContractError: it is of no operator that is known here, or there is none.
+        """
+        said = _uris(certificate_pem)
+        for site in self._bundles:
+            if OperatorIdentity(site).spiffe_id in said:
+                self.check(certificate_pem, site, now=now)
+                return site
+        given = ", ".join(said)[:200]
+        raise ContractError(f"a caller whose certificate is of no operator: {given or 'no name'}")
+
     def _make(self, now: datetime) -> None:
         self._own = self._authority.operator_identity(life=self._life, now=now)
         certificate = x509.load_pem_x509_certificate(self._own.certificate_chain_pem)
-        self._renew_at = now + (certificate.not_valid_after_utc - now) * 2 / 3
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        self._renew_at = now + renewal_after(begins, ends)
         self.version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -123,3 +145,15 @@ class Credentials:
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         self.handshakes += 1
         return None if self._served_version == self.version else self._configuration()
+
+
+def _uris(certificate_pem: bytes | None) -> list[str]:
+    """Whose a certificate says it is, not verified. Raises: ContractError where it says nothing."""
+    if not certificate_pem or len(certificate_pem) > MAX_CERTIFICATE_BYTES:
+        raise ContractError("no certificate of a usable size was shown")
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise ContractError(f"a caller's certificate has no names: {error}") from error
+    return names.get_values_for_type(x509.UniformResourceIdentifier)

@@ -1,5 +1,7 @@
 """The stream on which this operator tells one other site what it sees: the client's half of the
-gRPC skin. It comes back when it breaks, and is remade when certificate or bundles are new.
+gRPC skin. It comes back when it breaks. Where this operator's certificate is new, another one is
+opened beside it and takes its place once it stands; where that site's bundle is another, it ends at
+once.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -27,6 +30,10 @@ _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 """So soon is said what is new; looking costs little."""
 ANSWER_WITHIN_S = 15.0
+CONNECTED_WITHIN_S = 15.0
+"""Of a link that is opened beside the one in use."""
+GREETED_WITHIN_S = 5.0
+"""On a connection that stands: less than the other end bears silence on the stream before."""
 LONGEST_WAIT_S = 5.0
 """Between two attempts, so that a link that is back is used at once."""
 
@@ -46,6 +53,22 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 )
 
 Stream = grpc.aio.StreamStreamCall[wire.Statement, wire.Welcome]
+
+
+@dataclass
+class _Link:
+    """One connection to that site's operator, and what was said on its stream."""
+
+    channel: grpc.aio.Channel
+    version: int
+    """Of the credentials that it goes by."""
+    bundle: bytes | None
+    stream: Stream = field(init=False)
+    """Begins with the greeting."""
+    telling: Telling = field(default_factory=Telling)
+
+    async def close(self) -> None:
+        await self.channel.close()
 
 
 class Dialler:
@@ -74,6 +97,9 @@ class Dialler:
         """What the answer to the greeting of the newest stream took; None before the first."""
         self.sent_bytes = 0
         """Of statements, before TLS and HTTP/2."""
+        self._successor: tuple[_Link, asyncio.Task[None]] | None = None
+        """The link that is being connected beside the one in use."""
+        self._renew_at_s = 0.0
 
     async def run(self) -> None:
         """For ever: says what is new."""
@@ -109,26 +135,68 @@ class Dialler:
         self.problem = problem
 
     async def _hold(self) -> None:
-        """Tells until the stream breaks, which raises, or is to be remade."""
-        version = self._credentials.version
+        """Tells until the stream breaks, which raises, or that site's bundle is another: whom it
+        vouched for may be trusted no more."""
+        link = self._dialled()
+        try:
+            await self._greet(link)
+            while self._credentials.bundle(self.site) == link.bundle:
+                await self._say_news(link)
+                await asyncio.sleep(LOOK_EVERY_S)
+                if self._credentials.version != link.version:
+                    link = await self._succeeded(link)
+        finally:
+            await link.close()
+            await self._give_up_successor()
+
+    def _dialled(self) -> _Link:
+        """A link by the credentials as they are now, not connected yet. Raises: ContractError."""
         options = (
             *_OPTIONS,
             ("grpc.ssl_target_name_override", OperatorIdentity(self.site).dns_name),
         )
+        version, bundle = self._credentials.version, self._credentials.bundle(self.site)
         channel_credentials = self._credentials.channel(self.site)
-        async with grpc.aio.secure_channel(
-            self._address, channel_credentials, options=options
-        ) as channel:
-            stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-            stream: Stream = stub.Tell()
-            await self._greet(stream)
-            telling = Telling()
-            while self._credentials.version == version:
-                await self._say_news(stream, telling)
-                await asyncio.sleep(LOOK_EVERY_S)
+        channel = grpc.aio.secure_channel(self._address, channel_credentials, options=options)
+        return _Link(channel, version, bundle)
 
-    async def _greet(self, stream: Stream) -> None:
-        async with asyncio.timeout(ANSWER_WITHIN_S):
+    async def _succeeded(self, link: _Link) -> _Link:
+        """The link that takes that one's place, once it stands; until then that one."""
+        if self._successor is None:
+            if time.monotonic() >= self._renew_at_s:
+                newer = self._dialled()
+                self._successor = newer, asyncio.create_task(_connected(newer.channel))
+            return link
+        newer, connecting = self._successor
+        if not connecting.done():
+            return link
+        try:
+            connecting.result()
+            # The other end hears the newest stream alone: nothing is told on this one meanwhile.
+            await self._greet(newer, within_s=GREETED_WITHIN_S)
+        except (grpc.aio.AioRpcError, ContractError, TimeoutError, OSError) as error:
+            await self._give_up_successor()
+            self.failures += 1
+            self._renew_at_s = time.monotonic() + LONGEST_WAIT_S
+            words = str(error) or "no answer"
+            _LOG.warning("site %s: no new connection, the old one stays: %s", self.site, words)
+            return link
+        self._successor = None
+        await link.close()
+        return newer
+
+    async def _give_up_successor(self) -> None:
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            link, connecting = successor
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await link.close()
+
+    async def _greet(self, link: _Link, *, within_s: float = ANSWER_WITHIN_S) -> None:
+        stub = federation_pb2_grpc.FederationStub(link.channel)  # type: ignore[no-untyped-call]
+        stream = link.stream = stub.Tell()
+        async with asyncio.timeout(within_s):
             await self._write(stream, greeting(self._own, self.site))
             sent_s = time.monotonic()  # the connection stands by now
             answer: Any = await stream.read()
@@ -139,12 +207,12 @@ class Dialler:
             _LOG.info("site %s at %s is told what is new here", self.site, self._address)
         self.connected, self.problem = True, ""
 
-    async def _say_news(self, stream: Stream, telling: Telling) -> None:
-        if stream.done():
-            await _raise_end(stream)
-        for statement in telling.news(self._reports(), time.monotonic()):
+    async def _say_news(self, link: _Link) -> None:
+        if link.stream.done():
+            await _raise_end(link.stream)
+        for statement in link.telling.news(self._reports(), time.monotonic()):
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                await self._write(stream, to_wire(statement))
+                await self._write(link.stream, to_wire(statement))
 
     async def _write(self, stream: Stream, message: wire.Statement) -> None:
         try:
@@ -152,6 +220,12 @@ class Dialler:
         except asyncio.InvalidStateError:  # it has ended meanwhile
             await _raise_end(stream)
         self.sent_bytes += message.ByteSize()
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Waits until it is. Raises: TimeoutError."""
+    async with asyncio.timeout(CONNECTED_WITHIN_S):
+        await channel.channel_ready()
 
 
 async def _raise_end(stream: Stream) -> None:

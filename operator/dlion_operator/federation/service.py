@@ -7,11 +7,12 @@ what its message means `messages`, what follows from it `state`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -44,13 +45,16 @@ _LOG = logging.getLogger(__name__)
 
 SERVICE = "dlion.v1alpha1.Federation"
 MAX_STREAMS = 256
-"""Of all other sites together; each has one, and two for a moment."""
+"""Calls under way at once. A caller that is no operator has one until it is refused, unheard."""
+MAX_STREAMS_OF_SITE = 4
+"""A site has one, and two for a moment; of a link that broke without a word, a few until that
+shows. One more ends the oldest."""
 BYTES_PER_UNIT = 1024
 """Of a caller's allowance a statement takes one unit, and one for every so many bytes."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A little more than the protocol allows, so that such a statement is refused by name.
-    ("grpc.max_receive_message_length", 2 * MAX_STATEMENT_BYTES),
+    ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES + 64 * 1024),
     ("grpc.max_metadata_size", 16 * 1024),
     # An operator whose node or link is gone without a word is let go after 15 s at most.
     ("grpc.keepalive_time_ms", 10_000),
@@ -96,6 +100,9 @@ class FederationService:
         self._credentials = credentials
         self._on_news = on_news
         self._numbers = itertools.count(1)
+        self._under_way: dict[SiteName, list[asyncio.Task[Any]]] = {}
+        """Streams of each site whose operator has shown its certificate, the oldest first."""
+        self._displaced: set[asyncio.Task[Any]] = set()
         self._server: grpc.aio.Server | None = None
         self.refusals: Counter[RefusalReason] = Counter()
         self.streams = 0
@@ -146,19 +153,57 @@ class FederationService:
         stream = next(self._numbers)
         self.streams += 1
         try:
-            site = await self._greeted(stream, context)
-            allowance = Allowance()
-            while (message := await _next(context)) is not None:
-                self._check(site, context)
-                _spend(allowance, message)
-                told = Told(stream, statement_of(message, site), time.monotonic())
-                self._handle(told)
+            with self._place(self._caller(context)):
+                await self._listen(stream, context)
         except ContractError as error:
             await self._refuse(Refuse(RefusalReason.MALFORMED, str(error)), context)
         except _RefusedError as error:
             await self._refuse(error.refusal, context)
         finally:
             self._state.forget(stream)
+
+    async def _listen(self, stream: int, context: Context) -> None:
+        site = await self._greeted(stream, context)
+        allowance = Allowance()
+        while (message := await _next(context)) is not None:
+            self._check(site, context)
+            _spend(allowance, message)
+            told = Told(stream, statement_of(message, site), time.monotonic())
+            self._handle(told)
+
+    def _caller(self, context: Context) -> SiteName:
+        """The site whose operator calls, by its certificate alone, before anything is read: of what
+        a site's authority signs, workers' certificates are many and in less trusted hands."""
+        try:
+            return self._credentials.operator_of(_certificate(context))
+        except ContractError as error:
+            raise _RefusedError(Refuse(RefusalReason.BAD_CERTIFICATE, str(error))) from error
+
+    @contextlib.contextmanager
+    def _place(self, site: SiteName) -> Iterator[None]:
+        """This task's place among that site's streams.
+
+        Raises:
+            _RefusedError: newer ones have taken it.
+        """
+        task, under_way = asyncio.current_task(), self._under_way.setdefault(site, [])
+        assert task is not None
+        under_way.append(task)
+        if len(under_way) > MAX_STREAMS_OF_SITE:
+            self._displaced.add(under_way[0])
+            under_way.pop(0).cancel()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._displaced:
+                raise
+            task.uncancel()
+            words = f"more than {MAX_STREAMS_OF_SITE} streams of site {site}; the newest count"
+            raise _RefusedError(Refuse(RefusalReason.REPLACED, words)) from None
+        finally:
+            self._displaced.discard(task)
+            if task in under_way:
+                under_way.remove(task)
 
     async def _greeted(self, stream: int, context: Context) -> SiteName:
         """The site that speaks, once it has shown that it is that one."""
@@ -187,16 +232,17 @@ class FederationService:
             await self._refuse(error.refusal, context)
 
     async def _timed(self, context: Context) -> wire.LinkTiming:
-        chunk = await _next_chunk(context)
-        if chunk is None:
-            raise ContractError("a measurement without a chunk")
-        site, to_site = claims_of(chunk)
-        self._check(site, context)
-        if to_site != self._own:
-            words = f"this is the operator of site {self._own}, not of {to_site}"
-            raise _RefusedError(Refuse(RefusalReason.WRONG_SITE, words))
+        self._caller(context)
         arrivals = Arrivals()
         with self.turns.turn():
+            chunk = await _next_chunk(context)
+            if chunk is None:
+                raise ContractError("a measurement without a chunk")
+            site, to_site = claims_of(chunk)
+            self._check(site, context)
+            if to_site != self._own:
+                words = f"this is the operator of site {self._own}, not of {to_site}"
+                raise _RefusedError(Refuse(RefusalReason.WRONG_SITE, words))
             while chunk is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
                 self.turns.received_bytes += len(chunk.payload)
@@ -205,9 +251,8 @@ class FederationService:
 
     def _check(self, site: SiteName, context: Context) -> None:
         """At every statement: a certificate may run out, a bundle may be replaced."""
-        shown = context.auth_context().get("x509_pem_cert") or ()
         try:
-            self._credentials.check(next(iter(shown), None), site)
+            self._credentials.check(_certificate(context), site)
         except ContractError as error:
             raise _RefusedError(Refuse(RefusalReason.BAD_CERTIFICATE, str(error))) from error
 
@@ -228,6 +273,11 @@ class FederationService:
         metadata = ((REASON_KEY, str(refusal.reason)),)
         await context.abort(STATUS[refusal.reason], refusal.message, metadata)
         raise AssertionError("abort raises")
+
+
+def _certificate(context: Context) -> bytes | None:
+    """What the caller has shown, PEM."""
+    return next(iter(context.auth_context().get("x509_pem_cert") or ()), None)
 
 
 async def _next(context: Context) -> wire.Statement | None:

@@ -1,0 +1,59 @@
+"""Facts: an operator's certificate is replaced when half of its life has passed, as workers' are,
+so that neither end's runs out on a connection that is remade as often; only an operator's
+certificate, by the authority of the site that it names, tells who calls.
+
+Left out: handshakes and streams (tests/local/test_federation.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_api.names import SiteName
+from dlion_operator.authority import Authority
+from dlion_operator.federation.credentials import MAX_CERTIFICATE_BYTES, Credentials
+
+A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+NOW = datetime.now(UTC)
+LIFE = timedelta(hours=24)
+
+
+def test_a_certificate_is_replaced_at_half_of_its_life() -> None:
+    credentials = Credentials(Authority(A), LIFE, now=NOW)
+    first = credentials.version
+    credentials.renew(now=NOW + LIFE / 2 - timedelta(seconds=2))
+    assert credentials.version == first
+    credentials.renew(now=NOW + LIFE / 2)
+    assert credentials.version > first
+
+
+def test_a_caller_is_the_operator_that_its_certificate_names() -> None:
+    credentials, other, third = Credentials(Authority(A), LIFE), Authority(B), Authority(C)
+    credentials.trust({B: other.bundle_pem, C: third.bundle_pem})
+    assert credentials.operator_of(other.operator_identity().certificate_chain_pem) == B
+    assert credentials.operator_of(third.operator_identity().certificate_chain_pem) == C
+
+
+def test_any_other_certificate_is_nobodys() -> None:
+    credentials, other, third = Credentials(Authority(A), LIFE), Authority(B), Authority(C)
+    credentials.trust({B: other.bundle_pem})
+    third.site = B  # names another site's operator
+    yesterday = NOW - timedelta(days=1)
+    for what, certificate in {
+        "none": None,
+        "nothing": b"",
+        "nonsense": b"nonsense",
+        "long": b"x" * (MAX_CERTIFICATE_BYTES + 1),
+        "an authority's": other.bundle_pem,
+        "a server's": other.server_identity("coordinator.dlion").certificate_chain_pem,
+        "by another site's authority": third.operator_identity().certificate_chain_pem,
+        "of a site that is not trusted": Authority(C).operator_identity().certificate_chain_pem,
+        "run out": other.operator_identity(
+            life=timedelta(hours=1), now=yesterday
+        ).certificate_chain_pem,
+    }.items():
+        with pytest.raises(ContractError):
+            pytest.fail(f"{what}: {credentials.operator_of(certificate)}")
