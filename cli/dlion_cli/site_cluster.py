@@ -232,7 +232,10 @@ def measured(cluster: Cluster, operator: Operator, site: str, within_s: float) -
     try:
         text = cluster.text(path, most_bytes=_MOST_FIGURE_BYTES, within_s=within_s)
     except AbsentError as error:
-        words = f"its operator does not know {site}, or is of a release that does not measure"
+        words = (
+            f"its operator may not measure (federation.measureOnDemand in the chart's values), does"
+            f" not know {site}, or is of a release that does not measure"
+        )
         raise AbsentError(words) from error
     try:
         rate = float(json.loads(text)["bytesPerSecond"])

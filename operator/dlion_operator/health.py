@@ -71,8 +71,8 @@ Measure = Callable[[SiteName], Awaitable[Bandwidth]]
 async def serve_metrics(
     registry: CollectorRegistry, port: int, measure: Measure | None = None
 ) -> web.AppRunner:
-    """Serves /metrics and, where other sites are known, /bandwidth/SITE, which measures the link to
-    that site. Raises: OSError where the port is taken."""
+    """Serves /metrics and, with `measure`, /bandwidth/SITE, which measures the link to that site for
+    anybody who asks: a site has to allow it. Raises: OSError where the port is taken."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -81,9 +81,10 @@ async def serve_metrics(
 
     async def bandwidth(request: web.Request) -> web.Response:
         site = SiteName(request.match_info["site"])
+        if measure is None:
+            words = "links are not measured here (federation.measureOnDemand), or there is no other"
+            return web.json_response({"message": words}, status=404)
         try:
-            if measure is None:
-                raise LookupError(site)
             found = await measure(site)
         except LookupError:
             words = f"site {site!r:.80} is not among the sites of this operator"

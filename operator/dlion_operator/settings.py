@@ -173,6 +173,10 @@ class Federation:
         maximum=INT32_MAX,
         unit="seconds",
     )
+    measure_on_demand: bool = setting(
+        "whether whoever reaches the port of metrics may have the links to other sites measured.",
+        default=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

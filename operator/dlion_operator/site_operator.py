@@ -166,7 +166,9 @@ class SiteOperator:
                 watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
             )
         )
-        measure = None if node is None else node.bandwidth
+        federation = self._settings.federation
+        may_measure = federation is not None and federation.measure_on_demand
+        measure = node.bandwidth if node is not None and may_measure else None
         health = Health(self._metrics, lambda: resync.stale_rounds)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),

@@ -54,7 +54,11 @@ def test_each_site_is_told_of_the_others(helm: Helm, own: str) -> None:
     others = [name for name in NAMES if name != own]
     found = settings(helm, at(own))
     assert found["site"] == own
-    assert found["federation"] == {"port": 8446, "certificateLifeSeconds": 86400}
+    assert found["federation"] == {
+        "port": 8446,
+        "certificateLifeSeconds": 86400,
+        "measureOnDemand": False,  # anybody who reaches the port of metrics may ask
+    }
     assert found["sites"] == [
         {
             "name": name,

@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "sites": sites("plant-a", "plant-c")["sites"],
     "federation.port": 18446,
     "federation.certificateLifeSeconds": 60,
+    "federation.measureOnDemand": True,
     "federation.service.type": "NodePort",
     "federation.service.nodePort": {"type": "LoadBalancer", "nodePort": 30446},
     "federation.service.annotations": {"a": "b"},
@@ -227,6 +228,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("tls.secretNames", ["A"], "/tls/secretNames/0"),
     ("tls.secretNames", ["a", "a"], "/tls/secretNames"),
     ("federation.port", 1023, "/federation/port"),
+    ("federation.measureOnDemand", "yes", "/federation/measureOnDemand"),
     ("federation.certificateLifeSeconds", 59, "/federation/certificateLifeSeconds"),
     ("federation.certificateLifeSeconds", 2**31, "/federation/certificateLifeSeconds"),
     ("federation.port", 7443, "coordinator.port and federation.port are both 7443"),
@@ -275,9 +277,15 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "federation": (
         merged(
             sites("plant-a", "plant-b"),
-            {"federation": {"port": 18446, "certificateLifeSeconds": 60}},
+            {
+                "federation": {
+                    "port": 18446,
+                    "certificateLifeSeconds": 60,
+                    "measureOnDemand": True,
+                }
+            },
         ),
-        Federation(port=18446, certificate_life_seconds=60),
+        Federation(port=18446, certificate_life_seconds=60, measure_on_demand=True),
     ),
     "sites": (
         sites("plant-a", "plant-b"),

@@ -197,6 +197,20 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
 
 
 @within
+async def test_an_operator_that_may_not_measure_says_so(folder: Path) -> None:
+    a, b = federated_sites(folder, A, B)
+    (port,) = free_ports(1)
+    async with federated(a, b) as (_, there):
+        runner = await serve_metrics(CollectorRegistry(), port)
+        try:
+            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
+            assert (code, "federation.measureOnDemand" in told["message"]) == (404, True)
+            assert there.service.turns.received_bytes == 0
+        finally:
+            await runner.cleanup()
+
+
+@within
 async def test_it_is_told_by_http(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     (port,) = free_ports(1)

@@ -55,6 +55,7 @@ healthPort: {{ int .Values.health.port }}
 federation:
   port: {{ int .Values.federation.port }}
   certificateLifeSeconds: {{ int .Values.federation.certificateLifeSeconds }}
+  measureOnDemand: {{ .Values.federation.measureOnDemand }}
 sites:
 {{- range $others }}
   - name: {{ .name | quote }}
