@@ -71,8 +71,8 @@ Measure = Callable[[SiteName], Awaitable[Bandwidth]]
 async def serve_metrics(
     registry: CollectorRegistry, port: int, measure: Measure | None = None
 ) -> web.AppRunner:
-    """Serves /metrics and, with `measure`, /bandwidth/SITE, which measures the link to that site for
-    anybody who asks: a site has to allow it. Raises: OSError where the port is taken."""
+    """Serves /metrics and, with `measure`, /bandwidth/SITE, which measures the link to that site
+    for anybody who asks: a site has to allow it. Raises: OSError where the port is taken."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(

@@ -26,6 +26,10 @@ NO_AUTHORITY_THERE = (
     "it has no authority for its workers yet, or its release knows of none (tls.mode); see its"
     " status"
 )
+SAME_KEY = (
+    "NoAuthority: its workers are not believed, as its authority has the key of that of {other}:"
+    " each could sign for the other's; give each site an authority of its own (tls)"
+)
 DRIFT_ADVICE = "apply the same manifest at every site"
 
 
@@ -50,9 +54,13 @@ class Neighbours(Protocol):
 
 
 def remote_views(
-    job: Job, own: SiteName, spec_print: SpecPrint, neighbours: Neighbours
+    job: Job,
+    own: SiteName,
+    spec_print: SpecPrint,
+    neighbours: Neighbours,
+    same_keys: Mapping[SiteName, SiteName],
 ) -> dict[SiteName, RemoteView]:
-    """The other sites that the manifest here names."""
+    """The other sites that the manifest here names. `same_keys` as `run_trust` finds them."""
     reports = neighbours.reports(job.key)
     views = {
         name: _view(name, reports.get(name), spec_print, neighbours)
@@ -62,14 +70,18 @@ def remote_views(
     if not names_authority(job):
         return views
     return {
-        name: view if name not in reports or reports[name].bundle_pem else _unbelieved(view)
+        name: replace(view, problem=view.problem or _disbelief(reports[name], same_keys.get(name)))
+        if name in reports
+        else view
         for name, view in views.items()
     }
 
 
-def _unbelieved(view: RemoteView) -> RemoteView:
-    """Of a site that has the run and does not say what signs for its workers."""
-    return replace(view, problem=view.problem or NO_AUTHORITY_THERE)
+def _disbelief(report: RunReport, same_as: SiteName | None) -> str:
+    """Why the workers of a site that has the run are not believed; empty: they are."""
+    if same_as is not None:
+        return SAME_KEY.format(other=same_as)
+    return "" if report.bundle_pem else NO_AUTHORITY_THERE
 
 
 def seen_from_outside(run: JobKey, sites: Collection[SiteName], neighbours: Neighbours) -> RunView:

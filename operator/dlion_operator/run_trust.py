@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
 from dlion_api.spec import Job
@@ -45,11 +48,39 @@ def known(sites: Iterable[SiteName], told: Bundles, kept: Bundles, now: datetime
     return {site: bundle for site, bundle in found.items() if bundle}
 
 
+def same_keys(bundles: Bundles, own: SiteName, kept: Bundles) -> Mapping[SiteName, SiteName]:
+    """Sites that are not believed, as an authority of theirs has the key of another site's, for
+    whose workers it could sign: and which other site that is.
+
+    A certificate is public, and anybody can say that it is theirs: who had that key before, and
+    this site itself, stand. Where nobody did, none of them is believed.
+    """
+    keys = {site: _keys(bundle) for site, bundle in bundles.items()}
+    had = {site: _keys(bundle) for site, bundle in kept.items()} | {own: keys.get(own, set())}
+    found = {}
+    for site in bundles.keys() - {own}:
+        for other in sorted(bundles.keys() - {site}, key=lambda each: (each != own, each)):
+            shared = keys[site] & keys[other]
+            is_its_own = shared <= had.get(site, set()) and not shared & had.get(other, set())
+            if shared and not is_its_own:
+                found[site] = other
+                break
+    return found
+
+
+def _keys(bundle: bytes) -> set[bytes]:
+    """The public keys of these certificates, which have been read before."""
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return {each.public_key().public_bytes(*form) for each in checked_run_bundle(bundle)}
+
+
 def _holding(bundle: bytes, now: datetime) -> bytes:
     try:
-        return pem(*valid_now(checked_run_bundle(bundle), now)) if bundle else b""
-    except ContractError:
+        holding = pem(*valid_now(checked_run_bundle(bundle), now)) if bundle else b""
+        _keys(holding) if holding else None  # which are compared, too
+    except (ContractError, ValueError, UnsupportedAlgorithm):
         return b""
+    return holding
 
 
 def written(bundles: Bundles, own: SiteName) -> str:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -40,45 +40,14 @@ from dlion_operator.other_sites import (
 )
 from dlion_operator.progress import RunProgress
 from dlion_operator.refused_callers import RefusedCallers
-from dlion_operator.run_trust import Bundles, known
+from dlion_operator.run_trust import Bundles, known, same_keys
+from dlion_operator.served import Served
 from dlion_operator.statuses import as_kubernetes
 from dlion_operator.store import ObjectName
 from dlion_operator.target import TargetWatch
 from dlion_operator.worker_news import WorkerNews
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class _Served:
-    """One run that is served."""
-
-    job: Job
-    spec_print: SpecPrint
-    """Of the manifest as it stands."""
-    wanted: tuple[WorkerIdentity, ...]
-    """Of all sites, by the manifest here."""
-    workers: tuple[WorkerIdentity, ...]
-    """Of all sites, other sites' as they say."""
-    progress: RunProgress
-    target: TargetWatch
-    news: WorkerNews
-    opened_s: float
-    failed: frozenset[Rank]
-    """Workers of this site that have failed for good."""
-    addresses: Addresses | None
-    """Where other sites reach this one's workers; None: where these say."""
-    authority: JobAuthority | None
-    """This site's, where the job names one; None: the site's own signs."""
-    kept_bundles: Bundles
-    """By which its workers were known before this operator started."""
-    bundles: Bundles = field(default_factory=dict)
-    """By which they know each other now, where the job names authorities."""
-    is_over: bool = False
-    """Whether the run has ended here."""
-    stop_reason: str = ""
-    seen_s: dict[str, float] = field(default_factory=dict)
-    """When each worker was there last."""
 
 
 class SiteRuns:
@@ -98,7 +67,7 @@ class SiteRuns:
         self._tokens = tokens
         self._trigger = trigger
         self._neighbours: Neighbours | None = None
-        self._served: dict[JobKey, _Served] = {}
+        self._served: dict[JobKey, Served] = {}
         self.refused_callers = RefusedCallers(self._served, trigger)
         server.on_refused(self.refused_callers.at_coordinator)
         server.on_keeper_refused(self.refused_callers.at_keeper)
@@ -129,7 +98,7 @@ class SiteRuns:
         own, spec_print = self._authority.site, SpecPrint.of(job)
         everybody = workers_of_all(workers, own, spec_print, self._reports_of(job))
         ranks = [worker.rank for worker in everybody]
-        served = self._served[key] = _Served(
+        served = self._served[key] = Served(
             job,
             spec_print,
             workers,
@@ -158,26 +127,28 @@ class SiteRuns:
         _LOG.info("run %s is served", key)
         self.hear(key)
 
-    def _signers(self, served: _Served) -> dict[SiteName, Signer]:
+    def _signers(self, served: Served) -> dict[SiteName, Signer]:
         """Who signs for this site's workers of that run; empty: its links are open."""
         if served.job.spec.tls.mode == "Disabled":
             return {}
         return {self._authority.site: served.authority or self._authority}
 
-    def _renew_trust(self, run: JobKey, found: NamedAuthority | None = None) -> None:
+    def _renew_trust(self, run: JobKey, named: NamedAuthority | None = None) -> None:
         """Where that job names authorities: its workers know each other by what these are now.
 
-        `found` is what there is of this site's; None: as it was.
+        `named` is what there is of this site's; None: as it was.
         """
         served = self._served[run]
         if served.authority is None:
             return
         own, now = self._authority.site, datetime.now(UTC)
-        authority = served.authority.followed_by(found, now) if found else served.authority
+        authority = served.authority.followed_by(named, now) if named else served.authority
         told = {site: each.bundle_pem for site, each in self._reports_of(served.job).items()}
         kept = {**served.kept_bundles, **served.bundles}
         sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
-        bundles = known(sites, {**told, own: authority.bundle_pem}, kept, now)
+        found = known(sites, {**told, own: authority.bundle_pem}, kept, now)
+        served.same_keys = same_keys(found, own, kept)
+        bundles = {site: each for site, each in found.items() if site not in served.same_keys}
         if (authority, bundles) != (served.authority, served.bundles):
             served.authority, served.bundles = authority, bundles
             self._server.trust_in(run, authority, bundles)
@@ -273,7 +244,7 @@ class SiteRuns:
             return frozenset()
         return without_the_run(job, self._authority.site, reports, self._neighbours.hearing)
 
-    def _left(self, served: _Served) -> frozenset[Rank]:
+    def _left(self, served: Served) -> frozenset[Rank]:
         """Workers of this site that will not come again."""
         if not served.is_over:
             return served.failed
@@ -283,7 +254,7 @@ class SiteRuns:
         """What other sites are to know of the runs that are served here."""
         return {run: self._report(run, served) for run, served in self._served.items()}
 
-    def _report(self, run: JobKey, served: _Served) -> RunReport:
+    def _report(self, run: JobKey, served: Served) -> RunReport:
         own, progress = self._authority.site, served.progress
         members = [m for m in self._server.membership(run).members if m.identity.site == own]
         ranks = {member.identity.rank for member in members}
@@ -351,7 +322,7 @@ class SiteRuns:
             return view
         return replace(
             view,
-            remote=remote_views(served.job, own, served.spec_print, neighbours),
+            remote=remote_views(served.job, own, served.spec_print, neighbours, served.same_keys),
             drift=drift(served.job, own, served.spec_print, neighbours.reports(run)),
         )
 

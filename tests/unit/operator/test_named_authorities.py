@@ -2,7 +2,7 @@
 minute as stuck; a run that trains goes on, with one event; its workers are signed for and known by
 what the job names, which the site's own authority and other runs do not touch; other sites are
 known by what they say of that run, and by what was kept until they say it; a site that says nothing
-of an authority is named.
+of an authority, or of one that is another site's, is named.
 
 Left out: reading Secrets (test_named_secret), gRPC and TLS (tests/local), API servers
 (tests/cluster).
@@ -239,6 +239,26 @@ def test_a_site_that_says_nothing_of_an_authority_is_named() -> None:
     assert view is not None
     assert view.remote[B].problem == NO_AUTHORITY_THERE
     site.others.say(GivenAuthority().own_pem)
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert view.remote[B].problem == ""
+
+
+def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
+    """Either could sign for the other's workers."""
+    site, given = Site(), GivenAuthority()
+    site.open(named(given))
+    site.others.say(GivenAuthority("another name", key=given.key).own_pem)
+    site.runs.hear(job().key)
+    assert site.told() == {A: given.own_pem}
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert "NoAuthority" in view.remote[B].problem
+    assert "has the key of that of plant-a" in view.remote[B].problem
+    theirs = GivenAuthority("plant-b ca")
+    site.others.say(theirs.own_pem)
+    site.runs.hear(job().key)
+    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""

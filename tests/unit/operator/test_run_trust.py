@@ -1,5 +1,6 @@
 """Facts: of each site of a run counts what it says of its authority, else what was kept; what is no
-authority's, has ended or does not hold yet counts for nothing, and takes no other site's place.
+authority's, has ended or does not hold yet counts for nothing, and takes no other site's place; nor
+does what has the key of another site's.
 What is kept on a Job is read again as it was, within the room that annotations have, and whatever
 else stands there is nothing.
 """
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import SiteName
 from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES, MAX_RUN_CERTIFICATES
-from dlion_operator.run_trust import MAX_KEPT_BYTES, known, read, written
+from dlion_operator.run_trust import MAX_KEPT_BYTES, known, read, same_keys, written
 from given_authorities import GivenAuthority
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
@@ -51,6 +52,19 @@ def test_what_is_no_authority_that_holds_counts_for_nothing(bundle: bytes) -> No
 def test_of_a_bundle_what_holds_counts_and_nothing_else_that_stands_there() -> None:
     bundle = ENDED.own_pem + b"a comment\n" + ONE.own_pem + ONE.key_pem()
     assert known([A], {A: bundle}, {}, NOW) == {A: ONE.own_pem}
+
+
+def test_a_key_is_one_sites_alone() -> None:
+    """It could sign for the workers of the other. Certificates are public: who says that it has
+    another's does not take its place."""
+    renewed = GivenAuthority("renewed", key=ONE.key)  # another certificate for the same key
+    assert same_keys({A: ONE.own_pem, B: OTHER.own_pem}, A, {}) == {}
+    assert same_keys({A: ONE.own_pem, B: ONE.own_pem}, A, {}) == {B: A}
+    assert same_keys({A: ONE.own_pem, B: renewed.own_pem}, B, {}) == {A: B}
+    both = {A: OTHER.own_pem, B: ONE.own_pem, C: OTHER.own_pem + renewed.own_pem}
+    assert same_keys(both, A, {}) == {B: C, C: A}
+    assert same_keys(both, A, {B: ONE.own_pem}) == {C: A}
+    assert same_keys({B: ONE.own_pem, C: renewed.own_pem}, A, {C: ONE.own_pem}) == {B: C}
 
 
 def test_what_is_kept_is_read_again() -> None:
