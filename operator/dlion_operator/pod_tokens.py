@@ -2,7 +2,8 @@
 
 A token is a signed statement of the API server: this pod, of this UID, in this namespace. It is
 checked with the cluster's public keys, which every service account may read, so no further right is
-needed; and then against the pod itself, which must be there and bear the labels of that worker.
+needed; and then against the pod itself, which must be there, bear the labels of that worker, and be
+of the Job or Deployment that the operator has made for it: labels are whoever's may make a pod.
 Source: RFC 7519; projected tokens of Kubernetes.
 """
 
@@ -32,13 +33,31 @@ KEYS_EVERY_S = 10.0
 RETRY_S = 1.0
 """The same where they could not be read: strangers' tokens must not turn into as many requests."""
 LEEWAY_S = 30.0
+TEMPLATE_LABEL = "pod-template-hash"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The controller that a pod is of."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class FoundPod:
+    """What a pod is known by."""
+
+    labels: Mapping[str, str]
+    owner: Owner | None
+    """None: it has none, or names one that is not there."""
 
 
 class Pods(Protocol):
     """The pods that there are."""
 
-    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
-        """The labels of that very pod; None: there is none, or it has ended."""
+    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
+        """That very pod; None: there is none, or it has ended."""
         ...
 
 
@@ -124,12 +143,29 @@ class PodTokens:
         try:
             said = claims["kubernetes.io"]
             namespace, pod = str(said["namespace"]), said["pod"]
-            labels = self._pods.labels_of(namespace, str(pod["name"]), str(pod["uid"]))
+            found = self._pods.find(namespace, str(pod["name"]), str(pod["uid"]))
         except (KeyError, TypeError):
             return False
-        if namespace != job.namespace or labels is None:
+        if namespace != job.namespace or found is None:
             return False
-        return all(labels.get(name) == value for name, value in wanted_labels(worker, job).items())
+        labels = found.labels
+        if any(labels.get(name) != value for name, value in wanted_labels(worker, job).items()):
+            return False
+        if found.owner == wanted_owner(worker, job, labels):
+            return True
+        _LOG.warning("%s: token refused: its pod %s is not of its Job", worker.name, pod["name"])
+        return False
+
+
+def wanted_owner(
+    worker: WorkerIdentity | KeeperIdentity, job: JobKey, labels: Mapping[str, str]
+) -> Owner:
+    """The controller of that worker's pod, or that keeper's. `labels` are the pod's: a Deployment's
+    pods are of a ReplicaSet that is called by a hash of theirs."""
+    if isinstance(worker, KeeperIdentity):
+        template = labels.get(TEMPLATE_LABEL, "")
+        return Owner("ReplicaSet", f"{names.keeper_name(job)}-{template}")
+    return Owner("Job", names.group_job_name(job, worker.group))
 
 
 def wanted_labels(worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> dict[str, str]:

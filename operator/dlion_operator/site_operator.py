@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
 from dlion_operator.authority import Authority
 from dlion_operator.authority_secret import keep_renewing, kept_authority, show_bundle
-from dlion_operator.cluster import Kind
+from dlion_operator.cluster import Document, Kind
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.health import Health, serve_health, serve_metrics
@@ -26,7 +26,7 @@ from dlion_operator.kubernetes_api import KubernetesApi, connect
 from dlion_operator.loops import Loops
 from dlion_operator.metrics import FederationMetrics, JobMetrics, OperatorMetrics
 from dlion_operator.notices import Notices
-from dlion_operator.pod_tokens import Keys, PodTokens
+from dlion_operator.pod_tokens import FoundPod, Keys, Owner, PodTokens
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.resync import Resync
 from dlion_operator.settings import Settings
@@ -42,15 +42,28 @@ class StoredPods:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
-        """The labels of that very pod; None: there is none, or it has ended."""
+    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
+        """That very pod; None: there is none, or it has ended."""
         pod = self._store.get(Kind.POD, ObjectName(namespace, name))
         if pod is None or pod["metadata"].get("uid") != uid:
             return None
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return None
-        labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
-        return labels
+        return FoundPod(pod["metadata"].get("labels") or {}, self._owner(pod))
+
+    def _owner(self, pod: Document) -> Owner | None:
+        """Its controller, which has to be the very Job of that name where it says that it is one.
+        ReplicaSets are not read here."""
+        references = pod["metadata"].get("ownerReferences") or ()
+        found = next((each for each in references if each.get("controller")), None)
+        if found is None:
+            return None
+        owner = Owner(str(found.get("kind")), str(found.get("name")))
+        if owner.kind == "Job":
+            job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
+            if job is None or job["metadata"].get("uid") != found.get("uid"):
+                return None
+        return owner
 
 
 class SiteOperator:

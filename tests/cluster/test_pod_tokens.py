@@ -1,5 +1,6 @@
 """Facts: a token that a real API server gives for a pod, checked with the keys and the issuer that
-it publishes, is that pod's worker's; one for another audience, or bound to no pod, is not.
+it publishes, is that pod's worker's; one for another audience, bound to no pod, or to a pod with
+the same labels that is of no Job, is not.
 
 Left out: hostile tokens (tests/unit/operator/test_pod_tokens.py), pods that run.
 """
@@ -15,9 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlion_api.cluster_names import TOKEN_AUDIENCE
+from dlion_api.cluster_names import INDEX_LABEL, TOKEN_AUDIENCE, group_job_name
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.pod_tokens import Keys, PodTokens, wanted_labels
+from dlion_operator.cluster import Kind
+from dlion_operator.pod_tokens import FoundPod, Keys, PodTokens, wanted_labels
+from dlion_operator.site_operator import StoredPods
+from dlion_operator.store import Store
+from fault_proxy import waited
 
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
@@ -32,10 +37,12 @@ class Cluster:
 
     kubectl: Kubectl
 
-    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
-        pod = replace(self.kubectl, namespace=namespace).get("pod", name)["metadata"]
-        labels: Mapping[str, str] = pod["labels"]
-        return labels if pod["uid"] == uid else None
+    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
+        kubectl, store = replace(self.kubectl, namespace=namespace), Store()
+        for kind, plural in ((Kind.POD, "pods"), (Kind.JOB, "jobs")):
+            for each in kubectl.get(plural)["items"]:
+                store.put(kind, each)
+        return StoredPods(store).find(namespace, name, uid)
 
     async def read_keys(self) -> Keys:
         jwks = self.kubectl.run("get", "--raw", "/openid/v1/jwks")
@@ -50,16 +57,24 @@ def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
     job = JobKey(namespace, "digits", "1")
     try:
         kubectl.run("create", "serviceaccount", "worker")
-        for name, worker in {"mine": WORKER, "other": replace(WORKER, index=1)}.items():
-            kubectl.apply(pod(name, wanted_labels(worker, job)))
+        kubectl.apply(indexed_job(group_job_name(job, WORKER.group), wanted_labels(WORKER, job)))
+        assert waited(lambda: len(kubectl.get("pods")["items"]) == 2, 60)
+        mine, other = (
+            each["metadata"]["name"]
+            for each in sorted(
+                kubectl.get("pods")["items"], key=lambda pod: pod["metadata"]["labels"][INDEX_LABEL]
+            )
+        )
+        kubectl.apply(pod("made-up", wanted_labels(WORKER, job)))
         tokens = PodTokens(cluster := Cluster(kubectl), cluster.read_keys)
 
         def holds(token: str) -> bool:
             return asyncio.run(tokens.verify(token, WORKER, job))
 
-        assert holds(token(kubectl, TOKEN_AUDIENCE, "mine"))
-        assert not holds(token(kubectl, TOKEN_AUDIENCE, "other"))
-        assert not holds(token(kubectl, "somebody.else", "mine"))
+        assert holds(token(kubectl, TOKEN_AUDIENCE, mine))
+        assert not holds(token(kubectl, TOKEN_AUDIENCE, other))
+        assert not holds(token(kubectl, TOKEN_AUDIENCE, "made-up"))
+        assert not holds(token(kubectl, "somebody.else", mine))
         assert not holds(token(kubectl, TOKEN_AUDIENCE, None))
     finally:
         control_plane.run("delete", "namespace", namespace, "--wait=false")
@@ -70,6 +85,20 @@ def token(kubectl: Kubectl, audience: str, pod_name: str | None) -> str:
     if pod_name is not None:
         arguments += ["--bound-object-kind=Pod", f"--bound-object-name={pod_name}"]
     return kubectl.run(*arguments).strip()
+
+
+def indexed_job(name: str, labels: Mapping[str, str]) -> dict[str, object]:
+    """Two workers, each with its index."""
+    given = {key: value for key, value in labels.items() if key != INDEX_LABEL}
+    template = pod("any", given)
+    counts = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
+    spec = {**dict(template["spec"]), "restartPolicy": "Never"}  # type: ignore[call-overload]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {**counts, "template": {"metadata": {"labels": given}, "spec": spec}},
+    }
 
 
 def pod(name: str, labels: Mapping[str, str]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,14 @@ from dlion_worker.credentials import WorkerKey
 from dlion_worker.exchange.framing import PROTOCOL
 from dlion_worker.keeper.service import SERVICE as KEEPING
 from dlion_worker.keeping.places import checkpoint_path
-from hostile_proofs import OF_WORKER, Prove, of_operator, rightful
+from hostile_proofs import (
+    MADE_UP_POD,
+    OF_WORKER,
+    Prove,
+    of_operator,
+    rightful,
+    token_of_a_made_up_pod,
+)
 from hostile_scene import (
     INCARNATION,
     A,
@@ -37,6 +45,8 @@ from hostile_scene import (
 from podless_jobs import workers
 
 CALL_S = 15.0
+WATCHED_WITHIN_S = 3.0
+"""The operator knows of a new pod by then."""
 
 Act = Callable[[Scene], Ended]
 
@@ -207,6 +217,18 @@ def sign_for_a_deleted_pod(at: Scene) -> Ended:
     until(lambda: len(workers(at.kubectl, at.job.name)) == 2, "the Job has made another pod")
     until(lambda: with_token(at.token(1)).code is grpc.StatusCode.OK, "the operator knows it")
     return with_token(old)
+
+
+def sign_for_a_made_up_pod(at: Scene) -> Ended:
+    """Plant-a's worker 0, by a pod beside its own that somebody made with the same labels."""
+    token = token_of_a_made_up_pod(at)
+    time.sleep(WATCHED_WITHIN_S)
+    try:
+        told = sign(lambda _: token)(at)
+    finally:
+        at.kubectl.run("delete", "pod", MADE_UP_POD, "--grace-period=0", "--force")
+    assert "is not of its Job" in at.operator.log.read_text()
+    return told
 
 
 def join(**changes: Any) -> Act:

@@ -42,6 +42,7 @@ from hostile_calls import (
     share,
     sign,
     sign_for_a_deleted_pod,
+    sign_for_a_made_up_pod,
     tell,
 )
 from hostile_proofs import (
@@ -162,7 +163,7 @@ SERVED: tuple[Case, ...] = (
     Case("coordinator", "a token for another audience", "BadToken",
          sign(partial(token_for, "somebody.else"))),
     Case("coordinator", "a token that is bound to no pod", "BadToken", sign(token_of_no_pod)),
-    Case("coordinator", "the token of another service account", "BadToken",
+    Case("coordinator", "the token of another service account's pod", "BadToken",
          sign(token_of_another_account)),
     Case("coordinator", "the token of a pod with the same labels in another namespace",
          "BadToken", sign(token_of_another_namespace)),
@@ -212,6 +213,8 @@ SERVED: tuple[Case, ...] = (
          tell(messages=says(GREETING, b"\xff" * 99))),
     Case("federation", "a statement that is too long", "Malformed",
          tell(messages=says(GREETING, b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)))),
+    Case("coordinator", "the token of a pod that somebody made with the worker's labels",
+         "BadToken", sign_for_a_made_up_pod),
     Case("coordinator", "the token of a deleted pod", "BadToken",
          sign_for_a_deleted_pod),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,6 +30,7 @@ from hostile_scene import (
     of_worker,
 )
 
+MADE_UP_POD = "made-up"
 Prove = Callable[[Scene], Proof | None]
 
 
@@ -121,8 +122,7 @@ def expired_operator(at: Scene) -> Proof:
 def token_for(audience: str, at: Scene) -> str:
     """The right pod's, for somebody else."""
     pod = at.pods.pod_of(at.victim)
-    return _made(at, "default", "--bound-object-kind=Pod", f"--bound-object-name={pod['name']}",
-                 audience=audience)  # fmt: skip
+    return _made(at, "default", *_bound_to(pod["name"]), audience=audience)
 
 
 def token_of_no_pod(at: Scene) -> str:
@@ -130,9 +130,17 @@ def token_of_no_pod(at: Scene) -> str:
 
 
 def token_of_another_account(at: Scene) -> str:
+    """Of a pod of its own in the run's namespace."""
     with contextlib.suppress(Exception):
         at.kubectl.run("create", "serviceaccount", "somebody")
-    return _made(at, "somebody")
+    at.kubectl.apply(_pod("somebodys", "somebody", {}))
+    return _made(at, "somebody", *_bound_to("somebodys"))
+
+
+def token_of_a_made_up_pod(at: Scene) -> str:
+    """Of one that has the worker's labels and account, beside the worker's own."""
+    at.kubectl.apply(_pod(MADE_UP_POD, "default", wanted_labels(at.victim, at.job)))
+    return _made(at, "default", *_bound_to(MADE_UP_POD))
 
 
 def token_of_another_namespace(at: Scene) -> str:
@@ -141,19 +149,8 @@ def token_of_another_namespace(at: Scene) -> str:
     at.kubectl.run("create", "namespace", elsewhere.namespace)
     elsewhere.run("create", "serviceaccount", "worker")
     labels = wanted_labels(at.victim, at.job)
-    elsewhere.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "same", "labels": labels},
-            "spec": {
-                "serviceAccountName": "worker",
-                "containers": [{"name": "c", "image": "none"}],
-            },
-        }
-    )
-    pod = ("--bound-object-kind=Pod", "--bound-object-name=same")
-    return _made(replace(at, kubectl=elsewhere), "worker", *pod)
+    elsewhere.apply(_pod("same", "worker", labels))
+    return _made(replace(at, kubectl=elsewhere), "worker", *_bound_to("same"))
 
 
 def forged_token(algorithm: str, at: Scene) -> str:
@@ -164,6 +161,23 @@ def forged_token(algorithm: str, at: Scene) -> str:
     if algorithm == "none":
         return jwt.encode(said, "", algorithm="none", headers=headers)
     return jwt.encode(said, WorkerKey().pem(), algorithm=algorithm, headers=headers)
+
+
+def _pod(name: str, account: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """One that nothing controls."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {
+            "serviceAccountName": account,
+            "containers": [{"name": "c", "image": "none"}],
+        },
+    }
+
+
+def _bound_to(pod: str) -> tuple[str, str]:
+    return ("--bound-object-kind=Pod", f"--bound-object-name={pod}")
 
 
 def _made(at: Scene, account: str, *bound: str, audience: str = TOKEN_AUDIENCE) -> str:

@@ -13,7 +13,6 @@ import functools
 import json
 import random
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.pod_tokens import Keys, PodTokens, wanted_labels
+from dlion_operator.pod_tokens import FoundPod, Keys, PodTokens, wanted_labels, wanted_owner
 from hostile import bending
 
 JOB = JobKey("default", "digits", "1")
@@ -40,9 +39,10 @@ def _key() -> ec.EllipticCurvePrivateKey:
 class _Site:
     """A cluster with one pod and one key."""
 
-    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
         is_there = (namespace, name, uid) == (JOB.namespace, POD["name"], POD["uid"])
-        return wanted_labels(WORKER, JOB) if is_there else None
+        labels = wanted_labels(WORKER, JOB)
+        return FoundPod(labels, wanted_owner(WORKER, JOB, labels)) if is_there else None
 
     async def read_keys(self) -> Keys:
         key = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(_key().public_key()))

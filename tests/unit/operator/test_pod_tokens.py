@@ -1,6 +1,7 @@
-"""Facts: the token of a live pod with a worker's labels is that worker's and nobody else's; each
-hostile token is refused; keys are read again when a token names one that is not known, but only so
-often; a cluster whose keys cannot be read refuses for now and is asked again soon.
+"""Facts: the token of a live pod with a worker's labels, of the Job that the operator has made for
+it, is that worker's and nobody else's; each hostile token is refused; keys are read again when a
+token names one that is not known, but only so often; a cluster whose keys cannot be read refuses
+for now and is asked again soon.
 
 Left out: tokens of a real API server (tests/cluster/test_pod_tokens.py).
 """
@@ -25,7 +26,20 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.pod_tokens import KEYS_EVERY_S, RETRY_S, Keys, PodTokens, wanted_labels
+from dlion_operator.cluster import Kind
+from dlion_operator.pod_tokens import (
+    KEYS_EVERY_S,
+    RETRY_S,
+    TEMPLATE_LABEL,
+    FoundPod,
+    Keys,
+    Owner,
+    PodTokens,
+    wanted_labels,
+    wanted_owner,
+)
+from dlion_operator.site_operator import StoredPods
+from dlion_operator.store import Store
 
 JOB = JobKey("default", "digits", "1")
 SITE = SiteName("plant-a")
@@ -82,27 +96,42 @@ def of_pod(**changes: str) -> dict[str, Any]:
     return claims(**{"kubernetes.io": {"namespace": "default", "pod": pod}})
 
 
+def pod_of(who: WorkerIdentity | KeeperIdentity, job: JobKey) -> FoundPod:
+    """As its Job or its Deployment makes it."""
+    labels = wanted_labels(who, job) | {TEMPLATE_LABEL: "6d5f8"}
+    return FoundPod(labels, wanted_owner(who, job, labels))
+
+
+OTHER_OWNERS = (
+    Owner("Job", "digits-1-large"),
+    Owner("ReplicaSet", wanted_owner(WORKER, JOB, {}).name),
+    Owner("Job", ""),
+)
+
+
 @dataclass
 class Site:
     """A cluster as the verifier sees it: pods, keys, and how often these were asked for."""
 
-    pods: dict[tuple[str, str, str], Mapping[str, str]] = field(default_factory=dict)
+    pods: dict[tuple[str, str, str], FoundPod] = field(default_factory=dict)
     keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
     reads: int = 0
     is_away: bool = False
     now_s: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.pods["default", "digits-small-1-x", "uid-1"] = wanted_labels(WORKER, JOB)
-        self.pods["default", "keeper-x", "uid-2"] = wanted_labels(KEEPER, JOB)
-        self.pods["other", "digits-small-1-x", "uid-1"] = wanted_labels(WORKER, JOB)
-        self.pods["default", "other-job", "uid-3"] = wanted_labels(
-            WORKER, JobKey("default", "other", "1")
-        )
-        self.pods["default", "no-labels", "uid-4"] = {}
+        self.pods["default", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
+        self.pods["default", "keeper-x", "uid-2"] = pod_of(KEEPER, JOB)
+        self.pods["other", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
+        self.pods["default", "other-job", "uid-3"] = pod_of(WORKER, JobKey("default", "other", "1"))
+        self.pods["default", "no-labels", "uid-4"] = FoundPod({}, pod_of(WORKER, JOB).owner)
+        labels = wanted_labels(WORKER, JOB)
+        self.pods["default", "no-owner", "uid-5"] = FoundPod(labels, None)
+        for number, owner in enumerate(OTHER_OWNERS, 6):
+            self.pods["default", "other-owner", f"uid-{number}"] = FoundPod(labels, owner)
         self.tokens = PodTokens(self, self.read_keys, monotonic_s=lambda: self.now_s)
 
-    def labels_of(self, namespace: str, name: str, uid: str) -> Mapping[str, str] | None:
+    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
         return self.pods.get((namespace, name, uid))
 
     async def read_keys(self) -> Keys:
@@ -201,6 +230,10 @@ HOSTILE: dict[str, str] = {
     "another pod's UID": signed(of_pod(uid="uid-2")),
     "pod of another job": signed(of_pod(name="other-job", uid="uid-3")),
     "pod without labels": signed(of_pod(name="no-labels", uid="uid-4")),
+    "pod with the labels that nothing controls": signed(of_pod(name="no-owner", uid="uid-5")),
+    "pod with the labels of another Job": signed(of_pod(name="other-owner", uid="uid-6")),
+    "pod with the labels of a ReplicaSet": signed(of_pod(name="other-owner", uid="uid-7")),
+    "pod with the labels of a nameless Job": signed(of_pod(name="other-owner", uid="uid-8")),
     "pod of another namespace": signed(
         claims(
             **{
@@ -253,3 +286,41 @@ def test_known_keys_go_on_while_the_api_server_is_away() -> None:
     assert site.holds(signed(claims()))
     assert not site.holds(signed(claims(), OTHER_KEY, "k2"))
     assert site.holds(signed(claims()))
+
+
+# ---- pods as the watches bring them -----------------------------------------------------------
+
+
+def controlled(name: str, kind: str, of: str, uid: str, **said: Any) -> dict[str, Any]:
+    """A pod that says whose it is."""
+    owner = {"kind": kind, "name": of, "uid": uid, "controller": True} | said
+    labels = wanted_labels(WORKER, JOB)
+    metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
+    return {"kind": "Pod", "metadata": metadata | {"ownerReferences": [owner]}}
+
+
+def test_a_pod_is_of_the_very_job_that_is_there() -> None:
+    """Not of one of that name that it has made up, or that is gone."""
+    store = Store()
+    name = wanted_owner(WORKER, JOB, {}).name
+    made = {"namespace": "default", "name": name, "uid": "job-1", "labels": {}}
+    store.put(Kind.JOB, {"kind": "Job", "metadata": made})
+    pods = {
+        "right": controlled("right", "Job", name, "job-1"),
+        "stale": controlled("stale", "Job", name, "job-0"),
+        "absent": controlled("absent", "Job", "somebody", "job-1"),
+        "loose": controlled("loose", "Job", name, "job-1", controller=False),
+        "set": controlled("set", "ReplicaSet", "keeper-6d5f8", "any"),
+    }
+    for pod in pods.values():
+        store.put(Kind.POD, pod)
+    found = {each: StoredPods(store).find("default", each, f"uid-{each}") for each in pods}
+    owners = {each: pod.owner for each, pod in found.items() if pod is not None}
+    assert owners == {
+        "right": Owner("Job", name),
+        "stale": None,
+        "absent": None,
+        "loose": None,
+        "set": Owner("ReplicaSet", "keeper-6d5f8"),
+    }
+    assert StoredPods(store).find("default", "right", "uid-stale") is None
