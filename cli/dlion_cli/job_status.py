@@ -51,6 +51,15 @@ class SiteRow:
     message: str
 
 
+@dataclass(frozen=True)
+class PairRow:
+    """The links from one site to another as they are shown."""
+
+    pair: str
+    links: str
+    mbit_per_s: str
+
+
 class JobStatus:
     """The words and figures of one document."""
 
@@ -178,6 +187,19 @@ class JobStatus:
         slowest = text(links.get("slowest"), "")
         counts = f"{text(links.get('connected'))}/{text(links.get('expected'))}"
         return f"{counts}, slowest {slowest}" if slowest else counts
+
+    @property
+    def link_pairs(self) -> list[PairRow]:
+        """From each site to each other."""
+        links = _mapping(self._status.get("links"))
+        return [
+            PairRow(
+                text(pair.get("pair")),
+                f"{text(pair.get('connected'))}/{text(pair.get('expected'))}",
+                text(pair.get("megabitsPerSecond") or None),
+            )
+            for pair in map(_mapping, _items(links.get("pairs")))
+        ]
 
     @property
     def outcome(self) -> Said | None:

@@ -105,6 +105,8 @@ def one_job(
         parts += [Text(NOT_SEEN, style="yellow"), Text("")]
     figures = f"ETA {duration(job.remaining_s)}  ·  {figures_line(job)}"
     parts += [Text(figures), Text(""), sites_table(job), Text("")]
+    if job.link_pairs:
+        parts += [pairs_table(job), Text("")]
     if job.conditions:
         parts += [conditions_table(job.conditions, now), Text("")]
     if events:
@@ -127,6 +129,16 @@ def sites_table(job: JobStatus) -> Table:
     table.add_column("MESSAGE", overflow="fold")
     for row in job.sites:
         table.add_row(*map(_styled, (row.name, row.state, row.workers, row.message)))
+    return table
+
+
+def pairs_table(job: JobStatus) -> Table:
+    """One row from each site to each other."""
+    table = _plain_table()
+    for title in ("FROM TO", "LINKS", "MBIT/S"):
+        table.add_column(title, no_wrap=True)
+    for row in job.link_pairs:
+        table.add_row(*map(_styled, (row.pair, row.links, row.mbit_per_s)))
     return table
 
 

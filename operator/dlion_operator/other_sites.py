@@ -15,8 +15,9 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.bounds import MOST_WORKERS
+from dlion_api.status import MOST_PAIRS, LinkStatus, PairStatus
 from dlion_operator.federation.drift import agree, differences
-from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.reports import LinksTo, RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.run_trust import names_authority
@@ -131,6 +132,39 @@ def drift(
     }
     found = differences({**prints, own: spec_print})
     return f"{'; '.join(map(str, found))}; {DRIFT_ADVICE}" if found else ""
+
+
+def with_pairs(
+    job: Job,
+    own: SiteName,
+    links: LinkStatus | None,
+    own_links: Collection[LinksTo],
+    reports: Mapping[SiteName, RunReport],
+) -> LinkStatus | None:
+    """The same, with what each site of the manifest says of its links to each other one."""
+    named = {SiteName(site.name) for site in job.spec.sites}
+    told = {site: report.figures.links for site, report in reports.items() if site in named}
+    found = [
+        (site, each)
+        for site, said in {**told, own: tuple(own_links)}.items()
+        for each in said
+        if each.site in named and each.site != site
+    ]
+    if not found:
+        return links
+    # Which of too many matter: those with links down, then the slowest.
+    found.sort(key=lambda pair: (pair[1].connected - pair[1].expected, pair[1].bytes_per_s))
+    pairs = [
+        PairStatus(
+            pair=f"{site} to {each.site}",
+            connected=each.connected,
+            expected=each.expected,
+            megabits_per_second=f"{each.bytes_per_s / 125_000:.3g}" if each.bytes_per_s else "",
+        )
+        for site, each in found[:MOST_PAIRS]
+    ]
+    ordered = tuple(sorted(pairs, key=lambda pair: pair.pair))
+    return replace(links or LinkStatus(connected=0, expected=0), pairs=ordered)
 
 
 def believed(

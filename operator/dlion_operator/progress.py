@@ -18,9 +18,12 @@ from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, Progre
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus
+from dlion_operator.federation.reports import LinksTo
 
 PACE_STEPS = 32
 """Steps of a worker over which its pace is taken."""
+RATE_TO_WITHIN = 0.1
+"""A link's rate is said anew when it is another by this part of it."""
 MORE_RANKS = 1024
 """What a worker says of peers is believed up to a number: groups may grow, memory may not."""
 
@@ -62,6 +65,7 @@ class RunProgress:
         self._job = job
         self._workers: dict[Rank, _Worker] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
+        self._rates_said: dict[SiteName, float] = {}
         self._drifting = DriftMeter()
         self._drift: float | None = None
         self._members: tuple[WorkerIdentity, ...] = job.workers()
@@ -127,15 +131,20 @@ class RunProgress:
         spoke of its links."""
         sites = {worker.rank: worker.site for worker in self._members}
         ready = {member.identity.rank for member in membership.ready()}
-        last_s: dict[Rank, float] = {}
-        for (rank, _), link in self._links.items():
-            last_s[rank] = max(link.time_s, last_s.get(rank, link.time_s))
+        last_s = self._last_spoken_s()
         peers = {
             peer
             for (rank, peer), link in self._links.items()
             if link.connected and rank in ready and link.time_s == last_s[rank]
         }
         return Counter(sites[peer] for peer in peers if peer in sites)
+
+    def _last_spoken_s(self) -> dict[Rank, float]:
+        """When each worker spoke of its links last; it speaks of all of them at once."""
+        last_s: dict[Rank, float] = {}
+        for (rank, _), link in self._links.items():
+            last_s[rank] = max(link.time_s, last_s.get(rank, link.time_s))
+        return last_s
 
     def links(self, membership: Membership) -> LinkStatus | None:
         """The links between workers that are there, and the slowest pair of sites; None: none."""
@@ -156,6 +165,28 @@ class RunProgress:
             expected=len(known),
             slowest=slowest[1][:128],
         )
+
+    def links_to(self, own: SiteName, membership: Membership) -> tuple[LinksTo, ...]:
+        """Of the workers of this site that are there, to those of each other site, by name. A rate
+        stays as it was said before until it is another by a tenth, so that it is news seldom."""
+        sites = {worker.rank: worker.site for worker in self._members}
+        ready = {m.identity.rank for m in membership.ready() if m.identity.site == own}
+        last_s = self._last_spoken_s()
+        found: dict[SiteName, list[LinkRecord]] = {}
+        for (rank, peer), link in self._links.items():
+            is_current = rank in ready and link.time_s == last_s[rank]
+            if is_current and peer in sites and sites[peer] != own:
+                found.setdefault(sites[peer], []).append(link)
+        told = []
+        for site, links in sorted(found.items()):
+            up = [link for link in links if link.connected]
+            rates = [each.bandwidth_bytes_per_s for each in up]
+            slowest = min((rate for rate in rates if rate is not None), default=0.0)
+            said = self._rates_said.get(site, 0.0)
+            if not math.isclose(said, slowest, rel_tol=RATE_TO_WITHIN):
+                said = self._rates_said[site] = slowest
+            told.append(LinksTo(site, len(up), len(links), said))
+        return tuple(told)
 
     def trainer_status(self, now: str) -> TrainerStatus | None:
         """How far training has come; None: nothing is known. `now` as Kubernetes writes times."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.exposure import Addresses
-from dlion_operator.federation.reports import SpecPrint
+from dlion_operator.federation.reports import LinksTo, SpecPrint
 from dlion_operator.job_authority import JobAuthority
 from dlion_operator.progress import RunProgress
 from dlion_operator.run_trust import Bundles
@@ -43,6 +43,10 @@ class Served:
     """By which they know each other now, where the job names authorities."""
     same_keys: Mapping[SiteName, SiteName] = field(default_factory=dict)
     """Sites whose authority has the key of another site's, and that site: they are left out."""
+    links: tuple[LinksTo, ...] = ()
+    """Of this site's workers to other sites', as they were counted last."""
+    linked_s: float = float("-inf")
+    """When that was."""
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""

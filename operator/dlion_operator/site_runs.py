@@ -23,7 +23,7 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier
 from dlion_operator.decisions import Notice
 from dlion_operator.exposure import Addresses, told_elsewhere
-from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.reports import Figures, LinksTo, RunReport, SiteWorkers, SpecPrint
 from dlion_operator.job_authority import JobAuthority, NamedAuthority
 from dlion_operator.observed import KNOWN_AFTER_S, NOTHING_KNOWN, RunView
 from dlion_operator.other_sites import (
@@ -35,6 +35,7 @@ from dlion_operator.other_sites import (
     remote_views,
     seen_from_outside,
     too_few_go_on,
+    with_pairs,
     without_the_run,
     workers_of_all,
 )
@@ -48,6 +49,9 @@ from dlion_operator.target import TargetWatch
 from dlion_operator.worker_news import WorkerNews
 
 _LOG = logging.getLogger(__name__)
+
+LINKS_EVERY_S = 5.0
+"""So often links are counted: there may be very many."""
 
 
 class SiteRuns:
@@ -270,10 +274,22 @@ class SiteRuns:
         )
         rate = progress.samples_per_s()
         figures = Figures(
-            progress.training, progress.iteration(), rate if math.isfinite(rate) else 0.0
+            progress.training,
+            progress.iteration(),
+            rate if math.isfinite(rate) else 0.0,
+            self._links_to(run, served),
         )
         bundle_pem = served.authority.bundle_pem if served.authority else b""
         return RunReport(served.spec_print, workers, figures, bundle_pem)
+
+    def _links_to(self, run: JobKey, served: Served) -> tuple[LinksTo, ...]:
+        """Of this site's workers to other sites', as they were a few seconds ago at most."""
+        now_s = time.monotonic()
+        if now_s - served.linked_s >= LINKS_EVERY_S:
+            membership = self._server.membership(run)
+            served.links = served.progress.links_to(self._authority.site, membership)
+            served.linked_s = now_s
+        return served.links
 
     def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
         """What other sites say of that run, as far as it is theirs to say."""
@@ -320,10 +336,12 @@ class SiteRuns:
         own, neighbours = self._authority.site, self._neighbours
         if neighbours is None:
             return view
+        reports = neighbours.reports(run)
         return replace(
             view,
+            links=with_pairs(served.job, own, view.links, self._links_to(run, served), reports),
             remote=remote_views(served.job, own, served.spec_print, neighbours, served.same_keys),
-            drift=drift(served.job, own, served.spec_print, neighbours.reports(run)),
+            drift=drift(served.job, own, served.spec_print, reports),
         )
 
     def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:

@@ -331,6 +331,9 @@ WHOLE = to_wire(
 LONG_UNKNOWN_FIELD = b"\x7a\x80\x80\xc0\x01" + bytes(3 * 2**20)
 
 
+TO_A = wire.LinksTo(site=A, connected=1, expected=1)
+
+
 def changed(change: Callable[[wire.RunReport], object]) -> bytes:
     """A good report, with one thing wrong."""
     statement = wire.Statement.FromString(WHOLE)
@@ -403,6 +406,15 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
     "not a number": (
         Scene.identity,
         [HELLO, changed(lambda run: setattr(run.figures, "samples_per_s", float("nan")))],
+        RefusalReason.MALFORMED,
+    ),
+    "links to a site twice": (
+        Scene.identity, [HELLO, changed(lambda run: run.figures.links.extend([TO_A, TO_A]))],
+        RefusalReason.MALFORMED,
+    ),
+    "links of no number": (
+        Scene.identity,
+        [HELLO, changed(lambda run: run.figures.links.add(site=A, bytes_per_s=float("nan")))],
         RefusalReason.MALFORMED,
     ),
     "too much at once": (

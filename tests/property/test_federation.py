@@ -23,6 +23,7 @@ from dlion_operator.federation.messages import greeting_of, statement_of, to_wir
 from dlion_operator.federation.reports import (
     Beat,
     Figures,
+    LinksTo,
     RunReport,
     Said,
     SaidGone,
@@ -64,7 +65,16 @@ def prints(draw: st.DrawFn) -> SpecPrint:
 
 
 PRINTS = prints()
-FIGURES = st.builds(Figures, st.booleans(), st.integers(0, 2**53), st.floats(0, 1e9))
+LINKS = st.builds(
+    LinksTo, st.sampled_from((A, B)), st.integers(0, 999), st.integers(0, 999), st.floats(0, 1e9)
+)
+FIGURES = st.builds(
+    Figures,
+    st.booleans(),
+    st.integers(0, 2**53),
+    st.floats(0, 1e9),
+    st.lists(LINKS, max_size=2, unique_by=lambda links: links.site).map(tuple),
+)
 REPORTS = st.builds(RunReport, PRINTS, SITE_WORKERS, FIGURES)
 RUN = st.sampled_from(RUNS)
 STATEMENTS = st.one_of(

@@ -7,8 +7,10 @@ decision which condition holds (the operator's), and telemetry (metrics).
 from dlion_api.status.conditions import Condition, ConditionType, Reason, State, state_of
 from dlion_api.status.model import (
     FRESH,
+    MOST_PAIRS,
     LinkStatus,
     Metric,
+    PairStatus,
     SiteStatus,
     Status,
     TrainerStatus,
@@ -16,10 +18,12 @@ from dlion_api.status.model import (
 
 __all__ = [
     "FRESH",
+    "MOST_PAIRS",
     "Condition",
     "ConditionType",
     "LinkStatus",
     "Metric",
+    "PairStatus",
     "Reason",
     "SiteStatus",
     "State",

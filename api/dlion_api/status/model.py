@@ -13,6 +13,8 @@ from dlion_api.spec.bounds import INT32_MAX, MOST_SITES, RUN_ID_LENGTH, SITE_NAM
 from dlion_api.status.conditions import TIME_PATTERN, TIME_WORDS, Condition
 
 SHORT = 64
+MOST_PAIRS = 256
+"""All of up to 16 sites."""
 HASH_LENGTH = 64
 
 
@@ -45,6 +47,22 @@ class SiteStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairStatus:
+    """The links from one site's workers to another's, as the first one's operator says."""
+
+    pair: str = setting(
+        "the two sites, as in `plant-a to plant-b`.", max_length=2 * SITE_NAME_LENGTH + 4
+    )
+    connected: int = setting("links that are up.", minimum=0, maximum=INT32_MAX)
+    expected: int = setting("links that there should be.", minimum=0, maximum=INT32_MAX)
+    megabits_per_second: str = setting(
+        "what the slowest of them carries, to a tenth; empty: not known.",
+        default="",
+        max_length=SHORT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkStatus:
     """The links between workers, taken together."""
 
@@ -52,6 +70,12 @@ class LinkStatus:
     expected: int = setting("links that there should be.", minimum=0, maximum=INT32_MAX)
     slowest: str = setting(
         "the pair of sites with the least bandwidth.", default="", max_length=2 * SHORT
+    )
+    pairs: tuple[PairStatus, ...] = setting(
+        "from each site to each other; of very many those with links down, and the slowest.",
+        default=(),
+        key="pair",
+        max_items=MOST_PAIRS,
     )
 
 

@@ -370,24 +370,59 @@ class RunFigures(_message.Message):
     TRAINING_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     training: _builtins.bool
     iteration: _builtins.int
     """of the foremost worker"""
     samples_per_s: _builtins.float
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinksTo]:
+        """of this site's workers to those of each other site"""
+
     def __init__(
         self,
         *,
         training: _builtins.bool = ...,
         iteration: _builtins.int = ...,
         samples_per_s: _builtins.float = ...,
+        links: _abc.Iterable[Global___LinksTo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "samples_per_s", b"samples_per_s", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "links", b"links", "samples_per_s", b"samples_per_s", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunFigures: _TypeAlias = RunFigures  # noqa: Y015
+
+@_typing.final
+class LinksTo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    connected: _builtins.int
+    expected: _builtins.int
+    bytes_per_s: _builtins.float
+    """of the slowest, as its receiver measures it; 0: not known"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        connected: _builtins.int = ...,
+        expected: _builtins.int = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "connected", b"connected", "expected", b"expected", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinksTo: _TypeAlias = LinksTo  # noqa: Y015
 
 @_typing.final
 class RunGone(_message.Message):

@@ -18,13 +18,15 @@ WANTED_BYTES: Final = 256
 MEMBER_BYTES: Final = 384
 ACCURACY_BYTES: Final = 128
 LEFT_BYTES: Final = 96
+LINKS_BYTES: Final = 288
 """Of one each, without texts of any length; a test holds them against what Python really takes."""
 
 
 def kept_bytes(report: RunReport) -> int:
     """What that report takes in memory: no less than it really does, and not twice as much."""
     bundle = sys.getsizeof(report.bundle_pem)
-    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers) + bundle
+    links = LINKS_BYTES * len(report.figures.links)
+    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers) + bundle + links
 
 
 def _of_spec(spec: SpecPrint) -> int:

@@ -16,7 +16,9 @@ from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import MAX_TEXT_BYTES
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
+    INT32_MAX,
     JOB_NAME_LENGTH,
+    MOST_SITES,
     MOST_WORKERS,
     RUN_ID_LENGTH,
     SITE_NAME_LENGTH,
@@ -30,6 +32,7 @@ from dlion_operator.federation.reports import (
     MAX_WORKERS,
     Beat,
     Figures,
+    LinksTo,
     Said,
     SaidGone,
     SiteWorkers,
@@ -189,7 +192,22 @@ def _figures(figures: wire.RunFigures) -> Figures:
     rate = figures.samples_per_s
     if not math.isfinite(rate) or rate < 0.0 or figures.iteration > MAX_COUNTER:
         raise ContractError(f"iteration {figures.iteration}, {rate} samples/s")
-    return Figures(figures.training, figures.iteration, rate)
+    if len(figures.links) > MOST_SITES:
+        raise ContractError(f"links to {len(figures.links)} sites; allowed: {MOST_SITES}")
+    links = tuple(map(_links_to, figures.links))
+    if len({each.site for each in links}) < len(links):
+        raise ContractError("links to a site twice")
+    return Figures(figures.training, figures.iteration, rate, links)
+
+
+def _links_to(links: wire.LinksTo) -> LinksTo:
+    rate, site = links.bytes_per_s, _site(links.site)
+    if not 0.0 <= rate <= MAX_COUNTER or max(links.connected, links.expected) > INT32_MAX:
+        raise ContractError(
+            f"links to {site}: {links.connected} of {links.expected}, {rate} bytes/s; allowed:"
+            f" up to {INT32_MAX} links, {MAX_COUNTER} bytes/s"
+        )
+    return LinksTo(site, links.connected, links.expected, rate)
 
 
 def _bundle(content: bytes) -> bytes:
@@ -246,6 +264,15 @@ def _report(said: Said) -> wire.RunReport:
                 training=figures.training,
                 iteration=figures.iteration,
                 samples_per_s=figures.samples_per_s,
+                links=[
+                    wire.LinksTo(
+                        site=each.site,
+                        connected=each.connected,
+                        expected=each.expected,
+                        bytes_per_s=each.bytes_per_s,
+                    )
+                    for each in figures.links
+                ],
             )
         )
     if said.bundle_pem is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlion_api.membership import Member
-from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
 
@@ -74,6 +74,17 @@ class SiteWorkers:
 
 
 @dataclass(frozen=True)
+class LinksTo:
+    """The links of a site's workers to those of another one."""
+
+    site: SiteName
+    connected: int
+    expected: int
+    bytes_per_s: float = 0.0
+    """Of the slowest, as its receiver measures it; 0: not known."""
+
+
+@dataclass(frozen=True)
 class Figures:
     """How a site trains."""
 
@@ -81,6 +92,7 @@ class Figures:
     iteration: int = 0
     """Of its foremost worker."""
     samples_per_s: float = 0.0
+    links: tuple[LinksTo, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,10 @@ class Federation:
         if report == before:
             site.named[said.run] = stream
             return ()
-        if (said.spec, said.workers, said.bundle_pem) != (None, None, None):
+        links = len(before.figures.links) if before is not None else 0
+        if (said.spec, said.workers, said.bundle_pem) != (None, None, None) or (
+            len(report.figures.links) > links
+        ):
             size = kept_bytes(report)
             others = sum(each for run, each in site.kept_bytes.items() if run != said.run)
             if others + size > MAX_KEPT_BYTES:

@@ -232,6 +232,18 @@ def test_a_wide_row_says_run_figures_and_why() -> None:
     ]  # fmt: skip
 
 
+def test_the_links_of_each_pair_of_sites_are_shown() -> None:
+    pairs = [
+        {"pair": "plant-a to plant-b", "connected": 3, "expected": 4, "megabitsPerSecond": "48.9"},
+        {"pair": "plant-b to plant-a", "connected": 4, "expected": 4, "megabitsPerSecond": ""},
+    ]
+    job = JobStatus(document(links={"connected": 3, "expected": 4, "pairs": pairs}))
+    lines = [line.split() for line in shown(*one_job(job, [], NOW)).splitlines()]
+    assert ["FROM", "TO", "LINKS", "MBIT/S"] in lines
+    assert ["plant-a", "to", "plant-b", "3/4", "48.9"] in lines
+    assert ["plant-b", "to", "plant-a", "4/4", "—"] in lines
+
+
 def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
     ended = [condition("Failed", "ProgramFailed", message="it raised")]
     one = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "1"}})

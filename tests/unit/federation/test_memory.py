@@ -21,6 +21,7 @@ from dlion_operator.federation.memory import kept_bytes
 from dlion_operator.federation.messages import statement_of, to_wire
 from dlion_operator.federation.reports import (
     Figures,
+    LinksTo,
     RunReport,
     Said,
     SaidGone,
@@ -79,6 +80,12 @@ SHAPES = {
     "many fields": said(fields=1000),
     "with a bundle": replace(said(workers=3), bundle_pem=b"x" * MAX_RUN_BUNDLE_BYTES),
     "with defaults": said(fields=1000, evaluated=True),
+    "with links": replace(
+        said(workers=3),
+        figures=Figures(
+            links=tuple(LinksTo(SiteName(f"plant-{at:034}"), 9, 9, 1e6 + at) for at in range(64))
+        ),
+    ),
     "as most are": said(workers=3, fields=90, address="10.42.17.250:7440"),
 }
 

@@ -1,8 +1,9 @@
 """Facts: what other sites say shows in a job's status: who is there, who is not and why, where
-manifests differ; the quorum counts sites that have this run by this manifest; a site whose operator
-is silent takes part while links to its workers stand; heartbeats alone write no status; a site says
-how many workers it has; a rank is one worker's; new workers of a site that differs are kept out;
-the target is judged on who trains along or may yet; a run that may go on at too few sites is over.
+manifests differ, how the links of each pair of sites are; the quorum counts sites that have this
+run by this manifest; a site whose operator is silent takes part while links to its workers stand;
+heartbeats alone write no status; a site says how many workers it has; a rank is one worker's; new
+workers of a site that differs are kept out; the target is judged on who trains along or may yet; a
+run that may go on at too few sites is over.
 
 Left out: how it comes here (tests/unit/federation, tests/local/test_federated_runs).
 """
@@ -15,8 +16,9 @@ from typing import Any
 from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
+from dlion_api.status import MOST_PAIRS, LinkStatus
 from dlion_operator.decisions import Decision
-from dlion_operator.federation.reports import RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.reports import Figures, LinksTo, RunReport, SiteWorkers, SpecPrint
 from dlion_operator.federation.state import Hearing
 from dlion_operator.observed import RemoteView, RunView
 from dlion_operator.other_sites import (
@@ -25,6 +27,7 @@ from dlion_operator.other_sites import (
     judged_replicas,
     members_elsewhere,
     too_few_go_on,
+    with_pairs,
     without_the_run,
     workers_of_all,
 )
@@ -35,6 +38,9 @@ from operator_world import World, dlion_job, ready_reason, truths
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 HEARD = RemoteView(is_reachable=True, heartbeat_age_s=1.0, has_run=True, spec_hash="h", workers=2)
 DRIFT = "the manifest of plant-b differs from that of plant-a in trainer.seed"
+
+
+GROUPS = [{"name": "small", "workers": 2}]
 
 
 def world(**spec: Any) -> World:
@@ -80,6 +86,52 @@ def test_each_site_shows_how_it_is() -> None:
         "samplesPerSecond": "98.77",
         "lastHeartbeatTime": "2026-01-31T11:59:59Z",
     }
+
+
+def test_each_pair_of_sites_shows_how_its_links_are() -> None:
+    """As each site says of its own; what one that the manifest does not name says is left."""
+    job = load_job(dlion_job(sites=[{"name": each, "groups": GROUPS} for each in (A, B)]))
+    own = (LinksTo(B, 3, 4, 6.25e6),)
+
+    def said(*links: LinksTo) -> RunReport:
+        return replace(report(B, 1), figures=Figures(links=links))
+
+    told = {B: said(LinksTo(A, 4, 4), LinksTo(C, 1, 1, 9.0)), C: said(LinksTo(A, 1, 1, 9.0))}
+    links = with_pairs(job, A, LinkStatus(connected=3, expected=4), own, told)
+    at = world()
+    decision = look(at, HEARD, ready=2, training=True, links=links)
+    assert decision.status is not None
+    assert decision.status["links"] == {
+        "connected": 3,
+        "expected": 4,
+        "slowest": "",
+        "pairs": [
+            {"pair": "plant-a to plant-b", "connected": 3, "expected": 4,
+             "megabitsPerSecond": "50"},
+            {"pair": "plant-b to plant-a", "connected": 4, "expected": 4, "megabitsPerSecond": ""},
+        ],
+    }  # fmt: skip
+    assert with_pairs(job, A, None, (), {}) is None
+    there = with_pairs(job, A, None, (), told)
+    assert there is not None
+    assert [each.pair for each in there.pairs] == ["plant-b to plant-a"]
+
+
+def test_of_very_many_pairs_those_that_matter_are_shown() -> None:
+    sites = [SiteName(f"s{number}") for number in range(20)]
+    job = load_job(dlion_job(sites=[{"name": each, "groups": GROUPS} for each in sites]))
+    told = {
+        site: replace(
+            report(site, 1),
+            figures=Figures(links=tuple(LinksTo(each, 1, 1, 1e6) for each in sites)),
+        )
+        for site in sites[1:]
+    }
+    own = [LinksTo(sites[18], 0, 1), LinksTo(sites[19], 1, 1, 5e5)]
+    links = with_pairs(job, sites[0], None, own, told)
+    assert links is not None
+    assert len(links.pairs) == MOST_PAIRS
+    assert {"s0 to s18", "s0 to s19"} <= {each.pair for each in links.pairs}
 
 
 def test_why_a_site_is_not_there() -> None:

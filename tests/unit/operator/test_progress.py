@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_api.progress import EvaluationRecord, LinkRecord, StepRecord
 from dlion_api.spec import Job, load_job
+from dlion_operator.federation.reports import LinksTo
 from dlion_operator.progress import RunProgress
 
 NOW = "2026-01-31T12:00:00Z"
@@ -192,6 +193,19 @@ def test_links_are_those_of_workers_that_are_there() -> None:
     links = progress.links(Membership(1, of.key, 3, members))
     assert links is not None
     assert (links.connected, links.expected, links.slowest) == (1, 2, "b to a")
+
+
+def test_links_to_other_sites_are_summed_up_and_rates_are_seldom_news() -> None:
+    """Of the own workers that are there, as they spoke of their links last."""
+    progress = fed(job(), link(0, 1, 9e6), link(0, 2, 5e6), link(1, 0, 1e3))
+    own, b, c = SiteName("a"), SiteName("b"), SiteName("c")
+    assert progress.links_to(own, there(0, 1)) == (LinksTo(b, 1, 1, 9e6), LinksTo(c, 1, 1, 5e6))
+    assert progress.links_to(own, there(1)) == ()
+    for rate, said in ((8.5e6, 9e6), (8e6, 8e6), (8.7e6, 8e6)):
+        progress.take(replace(link(0, 1, rate), time_s=2.0))
+        progress.take(replace(link(0, 2, None, connected=False), time_s=2.0))
+        told = progress.links_to(own, there(0, 1))
+        assert told == (LinksTo(b, 1, 1, said), LinksTo(c, 0, 1, 0.0))
 
 
 def test_peers_that_cannot_be_cost_no_memory() -> None:
