@@ -1,9 +1,9 @@
 """Facts: at the end of a run each site has a model that Keras loads, said to be the averaged one or
 the best replica, with the accuracies of averaged, best and mean, and the sites behind it. A worker
 that is lost for good at the very end holds nobody up, also where it was to save for its site. An
-epoch is a pass over what all workers have together, however unequal that is.
-
-Left out: sites that cannot reach each other at the end.
+epoch is a pass over what all workers have together, however unequal that is. Where sites cannot
+reach each other at the end, each side ends, with a model of its own that says whose it is; the
+summary says which sites are in any of them, and who was missed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import yaml
 
 from local_run import LocalRun, blobs, job_document
 
@@ -70,3 +71,41 @@ def test_a_lead_lost_at_the_end_is_replaced(tmp_path: Path) -> None:
     for site in SITES:
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
         assert 0 not in about["ranks"]
+
+
+@pytest.mark.timeout(400)
+def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) -> None:
+    """By network namespaces as root, by relays otherwise."""
+    sides = {"plant-a": ("plant-a", "plant-b"), "plant-b": ("plant-a", "plant-b"),
+             "plant-c": ("plant-c",)}  # fmt: skip
+    environment = {
+        "name": "cut",
+        "workers": [{"count": 3, "cores": 1}],
+        "coreScale": 0.5,
+        "sites": [{"name": name, "workers": 1} for name in sides],
+        "betweenSites": {"mbitPerS": 100},
+        "changes": [{"at": {"seconds": 5}, "cutSites": ["plant-c"]}],
+    }
+    path = tmp_path / "cut.yaml"
+    path.write_text(yaml.safe_dump(environment))
+    job = job_document(
+        dict.fromkeys(sides, 1),
+        minSites=1,
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": 45}},
+        exchange={"policy": "dlion", "codec": "float16"},
+        synchronization={"mode": "bounded", "maxStaleness": 5},
+    )
+    with LocalRun(tmp_path, job, "--environment", str(path)) as run:
+        assert run.finish(300) == 0, run.terminal()
+    stopped = {event.rank: event.time_s for event in run.events("TrainingStopped")}
+    for rank, site in enumerate(sides):
+        about = json.loads((run.folder / "models" / site / "model.json").read_text())
+        assert about["sites"] == list(sides[site]), site
+        assert about["ranks"] == [r for r, name in enumerate(sides) if name in sides[site]]
+        assert run.steps(rank)[-1].time_s > stopped[rank] - 10, "it trained to the end"
+    missed = {int(event.rank): event.message for event in run.events("ReplicaMissing")}
+    assert missed == {0: "worker 2: no link", 1: "worker 2: no link", 2: "workers 0, 1: no link"}
+    summary = run.summary()
+    assert {model["site"]: tuple(model["sites"]) for model in summary["models"]} == sides
+    assert summary["included_sites"] == list(sides), "in any of the models"
+    assert run.summary()["ending"]["succeeded"]

@@ -143,7 +143,14 @@ class Finale:
                 )
                 continue
             replicas.append(Replica(peer, state, snapshot.samples, snapshot.iteration))
+        self._name_unlinked()
         return sorted(replicas, key=lambda replica: replica.rank)
+
+    def _name_unlinked(self) -> None:
+        here = {*self._inbox.linked, self._rank}
+        if gone := sorted({worker.rank for worker in self._job.workers()} - here):
+            words = f"worker{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}: no link"
+            self._reporter.event(EventReason.REPLICA_MISSING, words, warning=True)
 
     def _keep(self, replicas: list[Replica], results_dir: Path, stop_reason: str) -> None:
         about, state = choose_model(
