@@ -1,11 +1,13 @@
-"""Two operators beside two real API servers, federated over loopback; the same manifest at both.
+"""Two operators and a third beside as many real API servers, federated over loopback; the same
+manifest at all.
 
 Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
 status shows both; workers that prove themselves by their pods' tokens hear at their own site who
 has joined at both, and get both bundles; by exposure they hear of the other site's workers at ports
 of nodes or of a load balancer that the API server there chose, or at a gateway that was told of
 them, and all that goes when nobody runs; other counts at one site are no drift and are taken over;
-a differing manifest is named at both sites within ten seconds; an operator that is killed is
+a differing manifest is named at all three sites within ten seconds, also by one that it does not
+concern, and another image at one site is no drift; an operator that is killed is
 missed, what it said stands, and it is heard again once it is back. Prints how long each took.
 Left out: pods that run and train, links between machines; node, load balancer and gateway,
 in whose place the test speaks.
@@ -19,7 +21,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,11 +50,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 SITES = ("plant-a", "plant-b")
+ALL_SITES = (*SITES, "plant-c")
 DRIFT_WITHIN_S = 10.0
 SERVICE_TYPES = {"NodePort": "NodePort", "LoadBalancer": "LoadBalancer", "Gateway": "ClusterIP"}
 ROUTES: dict[str, dict[str, Any]] = {
     "plant-a": {"route": "TLSRoute", "parent": {"name": "edge", "namespace": "gateways"}},
     "plant-b": {"route": "IngressRouteTCP", "entryPoints": ["dlion"]},
+    "plant-c": {"route": "TLSRoute", "parent": {"name": "edge", "namespace": "gateways"}},
 }
 """What tells each site's gateway of workers."""
 
@@ -193,8 +197,9 @@ def csr_pem() -> bytes:
 @pytest.fixture(scope="module")
 def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
     """Of each site an API server that knows DLionJobs, and nothing that runs pods."""
-    with Testbed.up(name=f"f{os.getpid()}", sites=2, nodes=0) as made:
-        found = dict(zip(SITES, (made.site(n).kubectl for n in ("site-a", "site-b")), strict=True))
+    with Testbed.up(name=f"f{os.getpid()}", sites=len(ALL_SITES), nodes=0) as made:
+        there = ("site-a", "site-b", "site-c")
+        found = dict(zip(ALL_SITES, (made.site(each).kubectl for each in there), strict=True))
         for kubectl in found.values():
             kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
             route_kinds.install(kubectl)
@@ -206,16 +211,30 @@ def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
 def sites(
     control_planes: dict[str, Kubectl], tmp_path: Path
 ) -> Iterator[tuple[OperatedSite, OperatedSite]]:
-    """Both sites with their operators, which do not trust each other yet."""
+    """Two sites with their operators, which do not trust each other yet."""
+    with _operated({name: control_planes[name] for name in SITES}, tmp_path) as made:
+        yield made[0], made[1]
+
+
+@pytest.fixture
+def three_sites(
+    control_planes: dict[str, Kubectl], tmp_path: Path
+) -> Iterator[tuple[OperatedSite, OperatedSite, OperatedSite]]:
+    """The same with a third one."""
+    with _operated(control_planes, tmp_path) as made:
+        yield made[0], made[1], made[2]
+
+
+@contextmanager
+def _operated(control_planes: dict[str, Kubectl], tmp_path: Path) -> Iterator[list[OperatedSite]]:
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     made: list[OperatedSite] = []
-    ports = dict(zip(SITES, free_ports(2), strict=True))
+    ports = dict(zip(control_planes, free_ports(len(control_planes)), strict=True))
     with ExitStack() as stack:
         for name, kubectl in control_planes.items():
             kubectl.run("create", "namespace", namespace)
             stack.callback(kubectl.run, "delete", "namespace", namespace, "--wait=false")
             (folder := tmp_path / name).mkdir()
-            other = next(each for each in SITES if each != name)
             settings = {
                 "authority": {"secretName": f"authority-{namespace}"},
                 "federation": {"port": ports[name]},
@@ -226,6 +245,8 @@ def sites(
                         "address": f"127.0.0.1:{ports[other]}",
                         "bundleFile": str(tmp_path / f"{other}.pem"),
                     }
+                    for other in ports
+                    if other != name
                 ],
             }
             operator = OperatorProcess(
@@ -234,10 +255,13 @@ def sites(
             stack.enter_context(operator)
             there = replace(kubectl, namespace=namespace)
             made.append(OperatedSite(name, there, operator, tmp_path / f"{name}.pem"))
-        yield made[0], made[1]
+        yield made
         for each in made:
             defects = each.operator.metric('dlion_operator_reconciles_total{result="defect"}')
             assert defects == 0, each.operator.last_words()
+
+
+GROUPS = [{"name": "small", "workers": 1}]
 
 
 def manifest(seed: int = 1, **changes: Any) -> dict[str, Any]:
@@ -342,6 +366,48 @@ def test_drift_is_named_at_both_sites(sites: tuple[OperatedSite, OperatedSite]) 
     b.kubectl.run("delete", "dlj", "digits")
     b.kubectl.apply(manifest())
     eventually("all is well", lambda: {s.consistent()[0] for s in sites} == {"True"})
+
+
+def test_every_site_names_the_one_that_drifted(
+    three_sites: tuple[OperatedSite, OperatedSite, OperatedSite],
+) -> None:
+    """A site that has changed nothing and is not the one that differs says so, too; what need not
+    be the same at all sites is no drift."""
+    _, b, c = three_sites
+
+    def document(seed: int = 1) -> dict[str, Any]:
+        return manifest(seed, sites=[{"name": each, "groups": GROUPS} for each in ALL_SITES])
+
+    def verdicts() -> set[tuple[str, str, str]]:
+        return {site.consistent() for site in three_sites}
+
+    for site in three_sites:
+        site.bundle_file.write_bytes(site.bundle())
+        site.kubectl.apply(document())
+    eventually("all is consistent", lambda: {each[0] for each in verdicts()} == {"True"})
+
+    image = '{"spec": {"trainer": {"image": "registry.example/other:1"}}}'
+    c.kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", image)
+    generation = c.kubectl.get("dlj", "digits")["metadata"]["generation"]
+    eventually("it is looked at", lambda: c.status().get("observedGeneration") == generation)
+    time.sleep(DRIFT_WITHIN_S)
+    assert {each[0] for each in verdicts()} == {"True"}
+
+    b.kubectl.run("delete", "dlj", "digits")
+    b.kubectl.apply(document(seed=7))
+    words = (
+        "the manifest of plant-b differs from that of plant-a in trainer.seed;"
+        " apply the same manifest at every site"
+    )
+    eventually(
+        "all name the drift",
+        lambda: verdicts() == {("False", "SpecDiffers", words)},
+        within_s=DRIFT_WITHIN_S,
+    )
+    others = [site for site in three_sites if site is not b]
+    eventually(
+        "it is refused", lambda: all(s.site("plant-b").get("state") == "Refused" for s in others)
+    )
 
 
 @pytest.mark.parametrize("exposure", SERVICE_TYPES)
