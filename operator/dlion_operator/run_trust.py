@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from dlion_api.errors import ContractError
@@ -69,16 +68,21 @@ def same_keys(bundles: Bundles, own: SiteName, kept: Bundles) -> Mapping[SiteNam
 
 
 def _keys(bundle: bytes) -> set[bytes]:
-    """The public keys of these certificates, which have been read before."""
+    """The public keys of these certificates. Raises: ContractError where one cannot be read."""
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return {each.public_key().public_bytes(*form) for each in checked_run_bundle(bundle)}
+    certificates = checked_run_bundle(bundle)
+    try:
+        return {each.public_key().public_bytes(*form) for each in certificates}
+    except Exception as error:  # what cryptography raises for odd keys has no common class
+        raise ContractError("holds a certificate whose key cannot be read") from error
 
 
 def _holding(bundle: bytes, now: datetime) -> bytes:
     try:
         holding = pem(*valid_now(checked_run_bundle(bundle), now)) if bundle else b""
-        _keys(holding) if holding else None  # which are compared, too
-    except (ContractError, ValueError, UnsupportedAlgorithm):
+        if holding:
+            _keys(holding)  # which are compared with other sites'
+    except ContractError:
         return b""
     return holding
 

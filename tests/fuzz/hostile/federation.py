@@ -27,6 +27,7 @@ from dlion_operator.federation.messages import greeting, greeting_of, statement_
 from dlion_operator.federation.reports import (
     Beat,
     Figures,
+    LinksTo,
     Said,
     SaidGone,
     SiteWorkers,
@@ -56,7 +57,7 @@ def _report(site: SiteName) -> Said:
         RUN,
         SpecPrint("ab" * 32, fields, frozenset({"trainer.seed"})),
         SiteWorkers(workers, members, True, {Rank(0): 0.5}, frozenset({Rank(7)})),
-        Figures(True, 3, 100.0),
+        Figures(True, 3, 100.0, (LinksTo(OTHER, 1, 2, 1e6),)),
         BUNDLE,
     )
 
