@@ -21,7 +21,7 @@ import cert_manager
 from audit import NEVER_ASKED, Asked, asked_by, asked_by_operators, listed, not_granted, refused
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
-from testbed.existing import existing_cluster
+from testbed.existing import existing_cluster, vacant_cluster
 from testbed.images import BUSYBOX_IMAGE
 from testbed.project_images import ProjectImage, Target, build_images
 from testbed.requirements import missing
@@ -96,12 +96,17 @@ def bare_site() -> Iterator[Site]:
         yield made.site("site-a")
 
 
+@pytest.fixture(scope="session")
+def other_cluster() -> Kubectl | None:
+    """The cluster of $DLION_TEST_KUBECONFIG, where nobody uses DLion."""
+    return vacant_cluster()
+
+
 @pytest.fixture(scope="module")
-def control_plane(request: pytest.FixtureRequest) -> Kubectl:
+def control_plane(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Kubectl:
     """An API server and nothing that runs pods; or the cluster of $DLION_TEST_KUBECONFIG."""
-    existing = existing_cluster()
-    if existing is not None:
-        return existing
+    if other_cluster is not None:
+        return other_cluster
     site: Site = request.getfixturevalue("bare_site")
     return site.kubectl
 
@@ -119,9 +124,9 @@ def _require_testbed() -> None:
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+def cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """A namespace of its own in the cluster of $DLION_TEST_KUBECONFIG, else at the first site."""
-    kubectl = existing_cluster()
+    kubectl = other_cluster
     if kubectl is None:
         kubectl = request.getfixturevalue("testbed").site("site-a").kubectl
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"

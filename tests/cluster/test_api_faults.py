@@ -19,7 +19,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,10 +60,12 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator(proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
+    home = kubectl.namespace
     with OperatorProcess(
         tmp_path,
         proxy.kubeconfig,
-        namespaces=(kubectl.namespace,),
+        namespaces=(home,),
+        namespace=home,
         settings={"keeper": {"size": "1Gi"}},
     ) as process:
         yield process
@@ -214,12 +215,11 @@ def test_killed_as_it_makes_its_authority_it_makes_one(
 ) -> None:
     def from_the_beginning() -> None:
         operator.kill()
-        system = replace(kubectl, namespace="default")
-        system.run("delete", "secret", "dlion-authority")
+        kubectl.run("delete", "secret", "dlion-authority")
         operator.launch()
 
     kills = killed_at_every_request(proxy, operator, from_the_beginning, QUIET_S)
-    core = "/api/v1/namespaces/default"
+    core = f"/api/v1/namespaces/{kubectl.namespace}"
     made = [f"POST {core}/secrets", f"PATCH {core}/configmaps/dlion-authority"]
     assert kills == {"before": made, "after": made}
 
@@ -402,8 +402,8 @@ def test_an_api_server_that_is_away_for_30_s_is_got_over(
     bare_site: Site, kubectl: Kubectl, tmp_path: Path, how: str
 ) -> None:
     plane = bare_site.control_plane
-    access, namespaces = kubectl.kubeconfig, (kubectl.namespace,)
-    with OperatorProcess(tmp_path, access, namespaces=namespaces) as operator:
+    access, home = kubectl.kubeconfig, kubectl.namespace
+    with OperatorProcess(tmp_path, access, namespaces=(home,), namespace=home) as operator:
         kubectl.apply(manifest())
         there = settled(kubectl, pods=3)
         if how == "killed":

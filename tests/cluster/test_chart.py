@@ -4,9 +4,10 @@ Proves: every object is accepted; in a namespace that enforces `restricted` the 
 made, and one that is not restricted is refused; the account has the rights of files/rights.yaml and
 no other, with a ClusterRole and with Roles alone; upgrades change the mode; uninstalling leaves the
 definition and its jobs, and nothing else of ours; a second release is refused on ownership, and
-`crds.enabled=false` and `--take-ownership` are ways out.
-Leaves out: a running operator (no node here); the Prometheus Operator's kinds, which are unknown
-to this API server.
+`crds.enabled=false` and `--take-ownership` are ways out; in a cluster of yours these tests do not
+begin where DLion is in use, and leave other releases alone.
+Leaves out: a running operator, and what it would leave (no node here: test_chart_on_a_node); the
+Prometheus Operator's kinds, which are unknown to this API server.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import yaml
 from chart import CHART, NAMESPACE, SITE, Helm, helm_program, merged, nested, sites
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
+from testbed.existing import occupation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from testbed.kubectl import Kubectl
 
@@ -34,6 +37,8 @@ CRD = "dlionjobs.dlion.dev"
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 FOREIGN = "monitoring.coreos.com/v1"
 HOMES = ("ml", "edge")
+NAMED = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator"}
+RELEASES = ("dlion", "second", "other")
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
 NAMESPACED = merged(SITE, nested("namespaces", list(HOMES)))
 TOGETHER = merged(
@@ -74,10 +79,14 @@ def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
     """The chart, installed; in the end uninstalled, if it still is, with the definition."""
     install(helm, "dlion", SITE)
     yield helm
-    for line in helm.run("list", "-A", "--no-headers").splitlines():
-        name, namespace = line.split()[:2]
-        helm.run("uninstall", name, "-n", namespace)
+    uninstall_ours(helm)
     kubectl.run("delete", "crd", CRD, "--ignore-not-found", timeout_s=180)
+
+
+def uninstall_ours(helm: Helm) -> None:
+    """Those of these tests that are installed."""
+    for name in set(RELEASES) & set(helm.run("list", "-n", NAMESPACE, "--short").split()):
+        helm.run("uninstall", name, "-n", NAMESPACE)
 
 
 def install(helm: Helm, name: str, values: dict[str, Any], *more: str) -> str:
@@ -171,7 +180,7 @@ def rules_of(kubectl: Kubectl, user: str, namespace: str) -> set[tuple[str, ...]
 def granted(*scopes: str) -> set[tuple[str, ...]]:
     """The same of files/rights.yaml."""
     return {
-        (group, resource, name.replace("AUTHORITY", "dlion-authority"), verb)
+        (group, resource, NAMED.get(name, name), verb)
         for right in RIGHTS
         if right["scope"] in scopes
         for group in right["apiGroups"]
@@ -306,3 +315,29 @@ def test_another_name_takes_over_what_was_kept_when_told_to(
     assert owner == "other"
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
     replace(kubectl, namespace="ml").run("delete", "dlionjob", "mine")
+
+
+# ---- in a cluster of yours
+
+
+def test_a_cluster_where_dlion_is_in_use_is_none_for_tests(release: Helm, kubectl: Kubectl) -> None:
+    assert "Deployment dlion-system/dlion-operator" in occupation(kubectl)
+    job(kubectl)
+    uninstall_ours(release)
+    until(lambda: occupation(kubectl) == "DLionJob ml/mine")
+    replace(kubectl, namespace="ml").run("delete", "dlionjob", "mine")
+    assert occupation(kubectl) == ""
+    kubectl.run("delete", "crd", CRD)
+    assert occupation(kubectl) == ""
+
+
+def test_releases_of_others_stay(release: Helm, tmp_path: Path) -> None:
+    chart = {"apiVersion": "v2", "name": "proxy", "version": "1.0.0"}
+    (tmp_path / "Chart.yaml").write_text(json.dumps(chart))
+    for namespace in (NAMESPACE, "edge"):
+        release.run("install", "theirs", str(tmp_path), "-n", namespace)
+    uninstall_ours(release)
+    left = {line.split()[1] for line in release.run("list", "-A", "--no-headers").splitlines()}
+    for namespace in left:
+        release.run("uninstall", "theirs", "-n", namespace)
+    assert left == {NAMESPACE, "edge"}

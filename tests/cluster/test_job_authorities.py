@@ -117,7 +117,10 @@ def test_cert_manager_makes_the_authority_of_a_job(
         condition = ready(kubectl)
         return condition.get("reason") == "NoAuthority" and words in condition.get("message", "")
 
-    with OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,)) as operator:
+    home = kubectl.namespace
+    with OperatorProcess(
+        tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home
+    ) as operator:
         kubectl.apply(job_document(1, tls=issued))
         eventually(lambda: says("is cert-manager installed?"), what="NoAuthority")
         cert_manager.install(cert_manager_folder, kubectl)
@@ -154,7 +157,8 @@ def test_workers_train_by_the_authority_that_their_job_names(
 ) -> None:
     first, second = GivenAuthority("first"), GivenAuthority("second")
     endless = {"stop": {"maxSteps": 10**6}}
-    operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,))
+    home = kubectl.namespace
+    operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home)
     with operator:
         kubectl.apply(job_document(2, tls=TLS, trainer=endless))
         eventually(lambda: ready(kubectl).get("reason") == "NoAuthority", what="NoAuthority")

@@ -38,7 +38,10 @@ KINDS = "jobs,services,configmaps,deployments,pvc,pods"
 
 @pytest.fixture
 def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(kubectl.namespace,)) as process:
+    home = kubectl.namespace
+    with OperatorProcess(
+        tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home
+    ) as process:
         yield process
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
@@ -66,7 +69,8 @@ def eventually(look: Callable[[], Any], *, within_s: float = 30.0, every_s: floa
 
 def children(kubectl: Kubectl) -> set[str]:
     """Kind and name of everything that belongs to a job and is not on its way out."""
-    found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
+    chosen = "app.kubernetes.io/managed-by=dlion-operator,dlion.dev/job-name"
+    found = kubectl.get(KINDS, "-l", chosen)["items"]
     return {
         f"{each['kind']}/{each['metadata']['name']}"
         for each in found
@@ -174,7 +178,9 @@ def test_at_rest_the_operator_costs_little_and_changes_nothing(
     namespaces, looks = (kubectl.namespace,), "dlion_operator_reconciles_total"
     with (
         FaultProxy(kubectl.kubeconfig, tmp_path) as proxy,
-        OperatorProcess(tmp_path, proxy.kubeconfig, namespaces=namespaces) as operator,
+        OperatorProcess(
+            tmp_path, proxy.kubeconfig, namespaces=namespaces, namespace=kubectl.namespace
+        ) as operator,
     ):
         alone = operator.memory_mb()
         kubectl.apply(manifest(), *(manifest(f"job-{n}", suspend=True) for n in range(300)))
@@ -279,6 +285,6 @@ def test_the_site_keeps_its_authority_over_restarts(
         kubectl.get("configmap", "-l", "dlion.dev/job-name=digits")["items"][0]["data"]["pod.json"]
     )
     assert config["job_document"]["metadata"]["namespace"] == kubectl.namespace
-    show = ["trust", "show", "-o", "pem", "-n", "default"]
+    show = ["trust", "show", "-o", "pem", "-n", kubectl.namespace]
     assert main([*show, "--kubeconfig", str(kubectl.kubeconfig)]) == 0
     assert capsys.readouterr().out == first

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,8 +267,9 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
             }
         ],
     }
+    home = kubectl.namespace
     operator = OperatorProcess(
-        folder, kubectl.kubeconfig, namespaces=(kubectl.namespace,), settings=settings
+        folder, kubectl.kubeconfig, namespaces=(home,), namespace=home, settings=settings
     )
     with contextlib.ExitStack() as stack:
         b = FederatedSite(B, folder, port_b, Authority(B))
@@ -297,7 +298,7 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
 
 def _authority(kubectl: Kubectl, secret: str) -> Authority:
     """Plant-a's own, as its operator keeps it."""
-    data = replace(kubectl, namespace="default").get("secret", secret)["data"]
+    data = kubectl.get("secret", secret)["data"]
     key, certificate = (base64.b64decode(data[name]) for name in ("tls.key", "tls.crt"))
     return Authority(A, kept=KeptAuthority(key, certificate))
 

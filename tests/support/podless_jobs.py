@@ -31,7 +31,8 @@ def manifest(name: str = "digits", *, small: int = 2, **changes: Any) -> dict[st
 
 def children(kubectl: Kubectl) -> list[str]:
     """Kind and name of all that belongs to a job, pods without their suffix; each owned once."""
-    found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
+    chosen = "app.kubernetes.io/managed-by=dlion-operator,dlion.dev/job-name"
+    found = kubectl.get(KINDS, "-l", chosen)["items"]
     there = [each for each in found if not each["metadata"].get("deletionTimestamp")]
     for each in there:
         assert len(each["metadata"]["ownerReferences"]) == 1, each["metadata"]["name"]

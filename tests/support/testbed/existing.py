@@ -9,11 +9,13 @@ stand between it and a cluster that somebody works with:
 - the cluster itself must say that tests may use it: by the label below on its kube-system
   namespace; one of kind or k3d need not, if its API server listens on this machine's loopback.
 
-Tests work in a namespace that they make and delete.
+And it must be vacant (`occupation`): tests make and delete the definition of DLionJob, and with it
+all jobs. Else tests work in namespaces that they make and delete.
 """
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import shutil
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 LABEL = "dlion.dev/tests-allowed"
 KUBECONFIG, CONTEXT = "DLION_TEST_KUBECONFIG", "DLION_TEST_CONTEXT"
 _THROW_AWAY = ("kind-", "k3d-")
+_OPERATOR = "app.kubernetes.io/name=dlion,app.kubernetes.io/component=operator"
 
 
 def existing_cluster(
@@ -59,6 +62,34 @@ def existing_cluster(
             f"{LABEL}={labels.get(LABEL)!r}; allowed: 'true'. If nobody works with that cluster: "
             f"kubectl --kubeconfig={path} --context={context} label namespace kube-system "
             f"{LABEL}=true"
+        )
+    return kubectl
+
+
+def occupation(kubectl: Kubectl) -> str:
+    """What of somebody's DLion is in that cluster, which tests would take away; empty: nothing."""
+    found = []
+    if kubectl.knows("dlionjobs.dlion.dev"):
+        found += kubectl.get("dlionjobs.dlion.dev", "-A")["items"]
+    kinds = "deployments,services,configmaps,serviceaccounts"
+    found += kubectl.get(kinds, "-A", "-l", _OPERATOR)["items"]
+    return ", ".join(
+        f"{each['kind']} {each['metadata']['namespace']}/{each['metadata']['name']}"
+        for each in found
+    )
+
+
+@functools.cache
+def vacant_cluster() -> Kubectl | None:
+    """`existing_cluster`, where nobody uses DLion: looked at once, before tests put jobs there.
+
+    Raises: UnavailableError, with what is there.
+    """
+    kubectl = existing_cluster()
+    if kubectl is not None and (there := occupation(kubectl)):
+        raise UnavailableError(
+            f"the cluster of {KUBECONFIG} is in use, and tests would take away what is there: "
+            f"{there}. Name another cluster, or delete them"
         )
     return kubectl
 
