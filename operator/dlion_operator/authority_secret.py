@@ -3,7 +3,8 @@
 Made once, whoever comes first; read by every later start of the operator, so that workers that run
 know it again; its certificate is renewed long before it ends. Its key is in that
 Secret and in this process, nowhere else; its certificates, which other sites need, are shown in a
-ConfigMap, too.
+ConfigMap, too. Both belong to the operator's Service where the settings name it, so that they go
+with the release (docs/decisions/0018-what-goes-with-a-release.md).
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from dlion_api.errors import ContractError, DLionError
 from dlion_api.names import SiteName
 from dlion_operator import settings as site_settings
 from dlion_operator.authority import Authority, KeptAuthority
-from dlion_operator.cluster import Cluster, ConflictError, Document, Kind
+from dlion_operator.cluster import Cluster, ConflictError, Document, Kind, RefusedError
 
 CERTIFICATE_KEY: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 CHECK_EVERY_S: Final = 3600.0
 SHOWN_AGAIN_S: Final = 60.0
 """Until the certificates are shown."""
+_OWNER_KIND: Final = "Service"
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,11 +48,14 @@ async def kept_authority(
     site = SiteName(settings.site)
     name = settings.authority.secret_name
     life = timedelta(seconds=settings.authority.certificate_life_seconds)
-    secret = await cluster.get(Kind.SECRET, namespace, name)
+    owners = await _owners(cluster, settings, namespace)
+    secret = await _belonging(
+        cluster, await cluster.get(Kind.SECRET, namespace, name), owners, namespace, name
+    )
     if secret is None:
         made = Authority(site, life=life, now=now)
         try:
-            await cluster.create(_secret(made.to_keep(), namespace, name))
+            await cluster.create(_secret(made.to_keep(), namespace, name, owners))
         except ConflictError:  # another start of this operator was quicker
             secret = await cluster.get(Kind.SECRET, namespace, name)
         else:
@@ -89,15 +94,16 @@ async def show_bundle(
     """Writes the authority's certificates where `dlion trust show` reads them; whether they are
     there. Where that is refused, or another's ConfigMap has the name, the log says so: nothing else
     waits for it."""
-    shown = _shown(authority, namespace, settings.authority.secret_name)
     try:
+        owners = await _owners(cluster, settings, namespace)
+        shown = _shown(authority, namespace, settings.authority.secret_name, owners)
         there = await cluster.get(Kind.CONFIG_MAP, namespace, settings.authority.secret_name)
         if there is not None and not _is_ours(there):
             name = f"{namespace}/{settings.authority.secret_name}"
             raise ContractError(
                 f"ConfigMap {name} is there already and is not the operator's: delete or rename it"
             )
-        if there is None or there.get("data") != shown["data"]:
+        if there is None or there.get("data") != shown["data"] or _belongs_wrongly(there, owners):
             await cluster.apply(shown)
     except DLionError as error:
         _LOG.warning("the site's certificates are not shown to other sites yet: %s", error)
@@ -129,33 +135,89 @@ async def keep_renewing(
         wait_s = CHECK_EVERY_S if is_shown else SHOWN_AGAIN_S
 
 
+async def _owners(
+    cluster: Cluster, settings: site_settings.Settings, namespace: str
+) -> list[Document]:
+    """What the authority is to belong to: the Service that the settings name, or nothing."""
+    name = settings.authority.owner_service
+    if not name:
+        return []
+    why = "it is not there"
+    try:
+        if service := await cluster.get(Kind.SERVICE, namespace, name):
+            uid = service["metadata"]["uid"]
+            return [{"apiVersion": "v1", "kind": _OWNER_KIND, "name": name, "uid": uid}]
+    except RefusedError as error:
+        why = str(error)
+    _LOG.warning(
+        "the site's authority does not belong to Service %s/%s (authority.ownerService), and stays"
+        " when the operator is uninstalled: %s",
+        namespace,
+        name,
+        why,
+    )
+    return []
+
+
+async def _belonging(
+    cluster: Cluster, secret: Document | None, owners: list[Document], namespace: str, name: str
+) -> Document | None:
+    """That Secret once it belongs to them; None: there is none. One that the operator did not make
+    is its maker's. Raises: ServerError."""
+    if secret is None or not _is_ours(secret) or not _belongs_wrongly(secret, owners):
+        return secret
+    patch = {"metadata": {"ownerReferences": [*_other_owners(secret), *owners] or None}}
+    try:
+        return await cluster.patch(Kind.SECRET, namespace, name, patch)
+    except RefusedError as error:
+        _LOG.warning("whether it stays at an uninstallation could not be changed: %s", error)
+        return secret
+
+
+def _belongs_wrongly(document: Document, owners: list[Document]) -> bool:
+    """Whether the Services that it belongs to are others than these."""
+    others = _other_owners(document)
+    now = [each for each in _references(document) if each not in others]
+    return [each.get("uid") for each in now] != [each["uid"] for each in owners]
+
+
+def _other_owners(document: Document) -> list[Document]:
+    """Of its owners those that the operator did not give it."""
+    return [each for each in _references(document) if each.get("kind") != _OWNER_KIND]
+
+
+def _references(document: Document) -> list[Document]:
+    return list(document["metadata"].get("ownerReferences") or ())
+
+
 def _data(kept: KeptAuthority) -> Document:
     data = {CERTIFICATE_KEY: kept.certificate_pem, PRIVATE_KEY: kept.key_pem}
     return {key: base64.b64encode(value).decode() for key, value in data.items()}
 
 
-def _secret(kept: KeptAuthority, namespace: str, name: str) -> Document:
+def _secret(kept: KeptAuthority, namespace: str, name: str, owners: list[Document]) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/tls",
-        "metadata": _metadata(namespace, name),
+        "metadata": _metadata(namespace, name, owners),
         "data": _data(kept),
     }
 
 
-def _shown(authority: Authority, namespace: str, name: str) -> Document:
+def _shown(authority: Authority, namespace: str, name: str, owners: list[Document]) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(namespace, name),
+        "metadata": _metadata(namespace, name, owners),
         "data": {BUNDLE_KEY: authority.bundle_pem.decode()},
     }
 
 
-def _metadata(namespace: str, name: str) -> Document:
+def _metadata(namespace: str, name: str, owners: list[Document]) -> Document:
     labels = {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER}
-    return {"name": name, "namespace": namespace, "labels": labels}
+    made = {"name": name, "namespace": namespace, "labels": labels}
+    return made | ({"ownerReferences": owners} if owners else {})
 
 
 def _is_ours(document: Document) -> bool:

@@ -149,6 +149,12 @@ class Authority:
         min_length=1,
         max_length=253,
     )
+    owner_service: str = setting(
+        "Service in the operator's namespace with which it goes; empty: it stays until somebody"
+        " deletes it.",
+        default="",
+        max_length=253,
+    )
     certificate_life_seconds: int = setting(
         "life of a worker's certificate; at half of it the next one is signed, and connections are"
         " remade with that.",

@@ -89,6 +89,7 @@ OTHER: dict[str, Any] = {
     "gateway.parent.sectionName": "tls",
     "gateway.entryPoints": ["dlion"],
     "authority.secretName": "plant-a-ca",
+    "authority.keep": True,
     "authority.certificateLifeSeconds": 2_147_483_647,
     "tls.secretNames": ["plant-a-ca"],
     "tls.certManager": True,
@@ -221,6 +222,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("gateway.route", "HTTPRoute", "/gateway/route"),
     ("authority.secretName", "", "/authority/secretName"),
     ("authority.secretName", "A", "/authority/secretName"),
+    ("authority.keep", "yes", "/authority/keep"),
     ("authority.certificateLifeSeconds", 59, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
@@ -332,6 +334,7 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
         Gateway(address="plant-a.example:443", parent=Listener(name="edge")),
     ),
     "authority.secret_name": (nested("authority.secretName", "true"), "true"),
+    "authority.owner_service": (nested("authority.keep", True), ""),
     "authority.certificate_life_seconds": (
         nested("authority.certificateLifeSeconds", 2**31 - 1),
         2**31 - 1,
@@ -380,7 +383,10 @@ def test_a_setting_of_the_operator_is_reached(helm: Helm, path: str, tmp_path: P
 def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
     found = settings_of(helm, dict(SITE), tmp_path)
     for field in dataclasses.fields(Settings):
-        if field.name in {"keeper", "sidecar"}:  # the chart gives them resources
+        if field.name == "authority":  # the chart's Service is there only with the chart
+            named = dataclasses.replace(field.default, owner_service="dlion-operator")
+            assert found.authority == named
+        elif field.name in {"keeper", "sidecar"}:  # the chart gives them resources
             own = dataclasses.replace(getattr(found, field.name), resources=None)
             assert own == dataclasses.replace(field.default, resources=None)
         elif field.default is not dataclasses.MISSING:

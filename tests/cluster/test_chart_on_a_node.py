@@ -1,9 +1,11 @@
-"""The chart with the project's own operator image on a real node, with the rights that it grants.
+"""The chart with the project's own images on a real node, with the rights that it grants.
 
 Proves: `helm install --wait` comes to an end in namespaces that enforce `restricted`; `helm test`
 passes; what the operator tells of itself is in docs/metrics.md; it acts on a job, and no request of
-its account is forbidden, with a ClusterRole and with Roles alone.
-Leaves out: what comes of the job (other tests of this folder); the images of workers.
+its account is forbidden, with a ClusterRole and with Roles alone; with these alone a job's workers
+are signed for, join and train to the end; uninstalled then, all that is
+left is the definition, and with `authority.keep` the site's authority, which the next release has.
+Leaves out: what else comes of jobs (other tests of this folder).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from audit import Right, asked_by, refused, used
 from chart import CHART, NAMESPACE, Helm, helm_program
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
-from testbed.project_images import Target, build_images
+from testbed.project_images import build_images
 from testbed.sites import Testbed
+from trained_jobs import eventually, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,28 +41,22 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 @pytest.fixture(scope="module")
 def values(testbed_possible: None) -> dict[str, Any]:
-    """The operator's image of the tree as it stands; those of workers are never fetched here."""
+    """The images of the tree as it stands."""
     assert testbed_possible is None
-    (image,) = build_images([Target.OPERATOR])
-    registry, _, name = image.reference.partition("/")
-    repository, _, tag = name.partition(":")
-    return {
-        "site": {"name": "plant-a"},
-        "images": {
-            "registry": registry,
-            "operator": {"repository": repository, "tag": tag},
-            "pullPolicy": "Never",
-        },
-    }
+    chosen: dict[str, Any] = {"pullPolicy": "Never"}
+    for image in build_images():
+        chosen["registry"], _, name = image.reference.partition("/")
+        repository, _, tag = name.partition(":")
+        chosen[image.target.value] = {"repository": repository, "tag": tag}
+    return {"site": {"name": "plant-a"}, "images": chosen}
 
 
 @pytest.fixture(scope="module")
 def site(values: dict[str, Any]) -> Iterator[Site]:
-    """A site with a node that has the image, and two restricted namespaces."""
+    """A site with a node that has the images, and two restricted namespaces."""
     assert values
-    (image,) = build_images([Target.OPERATOR])
-    with Testbed.up(name=f"h{time.time_ns() % 10**6}", sites=1, nodes=1,
-                    images=[image.archive]) as made:  # fmt: skip
+    images = [image.archive for image in build_images()]
+    with Testbed.up(name=f"h{time.time_ns() % 10**6}", sites=1, nodes=1, images=images) as made:
         site = made.site("site-a")
         for name in (NAMESPACE, "ml"):
             site.kubectl.run("create", "namespace", name)
@@ -68,9 +65,28 @@ def site(values: dict[str, Any]) -> Iterator[Site]:
         yield site
 
 
+def everything(site: Site) -> set[str]:
+    """Kind, namespace and name of all that there is, but for events and the cluster's own."""
+    kinds = site.kubectl.run("api-resources", "--verbs=list", "-o", "name").split()
+    asked = ",".join(each for each in kinds if not each.startswith("events"))
+    shape = "{range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{'\\n'}{end}"
+    found = site.kubectl.run("get", asked, "-A", "-o", f"jsonpath={shape}")
+    return {line for line in found.splitlines() if " kube-" not in line}
+
+
 @pytest.fixture(scope="module")
-def helm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """helm with that site."""
+def before(site: Site) -> set[str]:
+    """What there is without the chart, once each namespace has what it has by itself."""
+    own = {f"{kind} {namespace}/{name}" for namespace in (NAMESPACE, "ml") for kind, name in
+           (("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt"))}  # fmt: skip
+    eventually(lambda: own <= everything(site), what="namespaces that are set up")
+    return everything(site)
+
+
+@pytest.fixture(scope="module")
+def helm(site: Site, before: set[str], tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """helm with that site, on which nothing was installed before."""
+    assert before
     program = helm_program()
     assert program is not None
     return Helm(program, tmp_path_factory.mktemp("helm"), site.kubectl)
@@ -116,6 +132,29 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     kubectl.run("delete", "dlionjob", name)
 
 
+@pytest.mark.timeout(900)
+def test_a_job_trains_to_its_end_by_roles_alone(
+    helm: Helm, site: Site, values: dict[str, Any]
+) -> None:
+    log = site.control_plane.audit_log
+    before = len(asked_by(ACCOUNT, log))
+    install(helm, site, values | {"namespaces": ["ml"]})
+    bound = json.dumps(site.kubectl.get("clusterrolebindings")["items"])
+    assert '"dlion-operator"' not in bound
+    kubectl = replace(site.kubectl, namespace="ml")
+    document = manifest({"a": 500, "b": 500})
+    document["spec"]["sites"][0]["name"] = "plant-a"
+    document["spec"]["trainer"]["stop"] = {"maxSteps": 30}
+    kubectl.apply(document)
+    kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=400)
+    jobs = kubectl.get("jobs")["items"]
+    assert [each["status"].get("succeeded") for each in jobs] == [1, 1]
+    asked = asked_by(ACCOUNT, log)[before:]
+    assert refused(asked) == []
+    assert used(asked, "") == set()
+    kubectl.run("delete", "dlionjob", "digits")
+
+
 def test_what_the_operator_tells_of_itself_is_documented(
     helm: Helm, site: Site, values: dict[str, Any]
 ) -> None:
@@ -127,3 +166,32 @@ def test_what_the_operator_tells_of_itself_is_documented(
     documented = set(re.findall(r"^\| `(dlion_\w+)`", DOCUMENT, re.MULTILINE))
     assert "dlion_operator_loop_lag_seconds" in told
     assert told <= documented
+
+
+KEPT = {"CustomResourceDefinition /dlionjobs.dlion.dev", "APIService /v1alpha1.dlion.dev"}
+AUTHORITY = {f"{kind} {NAMESPACE}/dlion-authority" for kind in ("Secret", "ConfigMap")}
+
+
+def test_an_operator_that_has_run_leaves_nothing_but_the_definition_or_what_is_to_be_kept(
+    helm: Helm, site: Site, values: dict[str, Any], before: set[str]
+) -> None:
+    system = replace(site.kubectl, namespace=NAMESPACE)
+
+    def left() -> set[str]:
+        return everything(site) - before
+
+    def certificate() -> str:
+        return str(system.get("secret", "dlion-authority")["data"]["tls.crt"])
+
+    install(helm, site, values | {"authority": {"keep": True}})
+    first = certificate()
+    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    eventually(lambda: left() <= KEPT | AUTHORITY, what="all gone that is not kept")
+    time.sleep(10)  # what garbage is collected goes in a moment
+    assert left() == KEPT | AUTHORITY
+    install(helm, site, values)
+    assert certificate() == first
+    assert left() > KEPT | AUTHORITY
+    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    eventually(lambda: left() <= KEPT, what=f"all of it gone: {left()}")
+    assert left() == KEPT

@@ -95,7 +95,7 @@ class Life:
             Account.of(self.system, "dlion-operator", self.folder / "account"),
             namespaces=self.namespaces,
             namespace=NAMESPACE,
-            settings={"keeper": {"size": "1Gi"}},
+            settings={"keeper": {"size": "1Gi"}, "authority": {"ownerService": "dlion-operator"}},
         )
 
     def begin(self, operator: OperatorProcess) -> None:

@@ -48,6 +48,7 @@ gateway:
 {{- end }}
 authority:
   secretName: {{ .Values.authority.secretName | quote }}
+  ownerService: {{ ternary "" (include "dlion.operator" .) .Values.authority.keep | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}
 metricsPort: {{ int .Values.metrics.port }}
 healthPort: {{ int .Values.health.port }}

@@ -2,7 +2,9 @@
 one's; what will not do is named with its Secret; a certificate that nears its end is renewed and
 kept, and the one before it is believed on; its certificates are shown without the key, written only
 where they are others, and again soon where that failed; a ConfigMap that is not the operator's is
-left alone. The API server here keeps one Secret and one ConfigMap in memory.
+left alone; both belong to the Service that the settings name, and to none where they name none, or
+where it cannot be looked at; a Secret that the operator did not make belongs to whom it did.
+The API server here keeps one Secret, one ConfigMap and one Service in memory.
 
 Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,10 +31,13 @@ from dlion_operator.authority_secret import (
     show_bundle,
 )
 from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
+from dlion_operator.settings import Settings
 from operator_world import SETTINGS
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = BEGAN + timedelta(days=300)
+SERVICE = "dlion-operator"
+GOES = replace(SETTINGS, authority=replace(SETTINGS.authority, owner_service=SERVICE))
 
 
 class OneSecret:
@@ -42,13 +48,19 @@ class OneSecret:
         self.writes = 0
         self.shown: Document | None = None
         self.refuses = False
+        self.service: Document | None = {"metadata": {"uid": "uid-1"}}
+        self.is_collected = False
+        """Whether the Secret goes, with what it belonged to, between a look and a patch."""
         self.rival: Document | None = None
         """What somebody else creates between our look and our write."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
-        assert (namespace, name) == ("dlion", SETTINGS.authority.secret_name)
+        wanted = SERVICE if kind is Kind.SERVICE else SETTINGS.authority.secret_name
+        assert (namespace, name) == ("dlion", wanted)
         if self.refuses:
             raise RefusedError("no right", 403)
+        if kind is Kind.SERVICE:
+            return self.service
         return copy.deepcopy({Kind.SECRET: self.secret, Kind.CONFIG_MAP: self.shown}[kind])
 
     async def apply(self, document: Document) -> None:
@@ -64,15 +76,20 @@ class OneSecret:
         self.writes += 1
         return document
 
-    async def patch(self, kind: Kind, namespace: str, name: str, patch: Document) -> Document:
-        assert self.secret is not None
-        self.secret["data"] |= patch["data"]
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document
+    ) -> Document | None:
+        if self.secret is None or self.is_collected:
+            self.secret = None
+            return None
+        for part, values in patch.items():
+            self.secret[part] |= values
         self.writes += 1
         return self.secret
 
 
-def kept(cluster: OneSecret, now: datetime = BEGAN) -> Any:
-    return asyncio.run(kept_authority(cluster, SETTINGS, "dlion", now=now))  # type: ignore[arg-type]
+def kept(cluster: OneSecret, now: datetime = BEGAN, settings: Settings = SETTINGS) -> Authority:
+    return asyncio.run(kept_authority(cluster, settings, "dlion", now=now))  # type: ignore[arg-type]
 
 
 def test_it_is_made_once_and_known_again() -> None:
@@ -119,8 +136,67 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
     assert cluster.writes == 2
 
 
-def show(cluster: OneSecret, authority: Authority) -> bool:
-    return asyncio.run(show_bundle(cluster, SETTINGS, "dlion", authority))  # type: ignore[arg-type]
+def owners(document: Document | None) -> list[tuple[str, str]]:
+    """Kind and UID of each."""
+    assert document is not None
+    references = document["metadata"].get("ownerReferences") or ()
+    return [(each["kind"], each["uid"]) for each in references]
+
+
+def test_it_belongs_to_the_named_service_while_one_is_named() -> None:
+    cluster = OneSecret()
+    made = kept(cluster, settings=GOES)
+    show(cluster, made, GOES)
+    assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-1")]
+    cluster.service = {"metadata": {"uid": "uid-2"}}  # the release was installed anew
+    assert kept(cluster, settings=GOES).to_keep() == made.to_keep()
+    show(cluster, made, GOES)
+    assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-2")]
+    writes = cluster.writes
+    kept(cluster, settings=GOES)
+    show(cluster, made, GOES)
+    assert cluster.writes == writes
+    assert kept(cluster).to_keep() == made.to_keep()
+    show(cluster, made)
+    assert owners(cluster.secret) == owners(cluster.shown) == []
+
+
+def test_a_secret_that_goes_before_it_is_taken_up_is_made_anew() -> None:
+    cluster = OneSecret()
+    before = kept(cluster, settings=GOES)
+    cluster.service, cluster.is_collected = {"metadata": {"uid": "uid-2"}}, True
+    made = kept(cluster, settings=GOES)
+    assert made.to_keep() != before.to_keep()
+    assert owners(cluster.secret) == [("Service", "uid-2")]
+
+
+def test_what_others_made_or_own_stays_theirs() -> None:
+    cluster = OneSecret()
+    kept(cluster)
+    assert cluster.secret is not None
+    theirs = [{"kind": "Certificate", "uid": "uid-9"}]
+    cluster.secret["metadata"]["ownerReferences"] = theirs
+    kept(cluster, settings=GOES)
+    assert owners(cluster.secret) == [("Certificate", "uid-9"), ("Service", "uid-1")]
+    kept(cluster)
+    assert owners(cluster.secret) == [("Certificate", "uid-9")]
+    cluster.secret["metadata"] |= {"labels": {}, "ownerReferences": None}
+    kept(cluster, settings=GOES)
+    assert owners(cluster.secret) == []
+
+
+def test_without_that_service_it_belongs_to_nothing_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = OneSecret()
+    cluster.service = None
+    kept(cluster, settings=GOES)
+    assert owners(cluster.secret) == []
+    assert "dlion/dlion-operator (authority.ownerService), and stays when" in caplog.text
+
+
+def show(cluster: OneSecret, authority: Authority, settings: Settings = SETTINGS) -> bool:
+    return asyncio.run(show_bundle(cluster, settings, "dlion", authority))  # type: ignore[arg-type]
 
 
 def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
