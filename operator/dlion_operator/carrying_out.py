@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dlion_api.names import GROUP
+from dlion_operator import children
 from dlion_operator.attempts import Attempts, ObjectKey, Unmade
 from dlion_operator.cluster import (
     Cluster,
@@ -190,10 +191,22 @@ class Children:
             live = await self._cluster.create(document)
         else:
             _check_owner(live, document)
+            await self._follow(live, document)
         if kind in CACHED:
             self._store.put(kind, live)
         self._settled[kind, name] = ("made", self._monotonic_s())
         return made
+
+    async def _follow(self, live: Document, document: Document) -> None:
+        """What pods that start anew need of the operator of now, whoever made the object."""
+        if Kind.of(document) is not Kind.CONFIG_MAP:
+            return
+        if data := children.to_follow(live, document):
+            metadata = document["metadata"]
+            patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
+            await self._cluster.patch(
+                Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch
+            )
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str

@@ -61,7 +61,8 @@ from dlion_operator.tidying import (
 
 MANAGED_BY = "dlion.dev/operator"
 MADE_ONCE = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
-"""Workers of a run read what they were started with, whatever a newer operator fills in. A keeper
+"""Workers of a run read what they were started with, whatever a newer operator fills in; but for
+where that operator is and what it is known by, which new pods need (`children.to_follow`). A keeper
 that is made anew loses what it keeps where it has no claim; a claim is the user's to change."""
 FINISH_WITHIN = timedelta(seconds=60)
 """What workers have to save what they trained when a run is given up."""

@@ -25,7 +25,8 @@ class Apply:
 
 @dataclass(frozen=True)
 class Create:
-    """Have this object; it is never changed afterwards as a whole."""
+    """Have this object; it is never changed afterwards as a whole. Of a ConfigMap that is there,
+    what `children.to_follow` names becomes as it is here."""
 
     document: Document
 

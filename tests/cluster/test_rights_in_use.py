@@ -113,9 +113,15 @@ class Life:
         eventually(lambda: self._has_pods("first"), what="pods of the first job")
         lose_worker(self.kubectl, "first")
 
-    def go_on(self) -> None:
-        """The second trains to its end and is run again; all go once the lost pod is released."""
+    def go_on(self, operator: OperatorProcess) -> None:
+        """The site has another authority. The second trains to its end and is run again; all go
+        once the lost pod is released."""
         eventually(lambda: self._has_pods("second"), what="pods of the second job")
+        known_by = self._known_by()
+        operator.kill()
+        self._age_the_authority()
+        operator.start()
+        eventually(lambda: self._known_by() != known_by, what="the pods told of it")
         end_workers(self.kubectl, "second")
         self.kubectl.wait("--for=condition=Succeeded", "dlj/second")
         named = {"mode": "Secret", "secretName": "plant-ca"}
@@ -135,6 +141,11 @@ class Life:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         patch = json.dumps({"data": data})
         self.system.run("patch", "secret", "dlion-authority", "--type=merge", "-p", patch)
+
+    def _known_by(self) -> set[str]:
+        """What the pods of the jobs know the operator by."""
+        found = self.kubectl.get("configmaps", "-l", "dlion.dev/job-name=second")["items"]
+        return {each["data"]["ca.pem"] for each in found}
 
     def _has_pods(self, name: str) -> bool:
         return len(workers(self.kubectl, name)) == 3
@@ -158,8 +169,8 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
     with first.install() as one, second.install() as other:
         first.begin(one)
         second.begin(other)  # while the minute passes after which a pod is taken for lost
-        first.go_on()
-        second.go_on()
+        first.go_on(one)
+        second.go_on(other)
     for mode, life in lives.items():
         asked = asked_by(USER, life.site.control_plane.audit_log)
         everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))

@@ -8,7 +8,7 @@ from dlion_operator.children.exposing import worker_service
 from dlion_operator.children.issuing_request import authority_certificate
 from dlion_operator.children.keeping import keeper_objects
 from dlion_operator.children.routing import worker_routes
-from dlion_operator.children.run_objects import config_map, headless_service
+from dlion_operator.children.run_objects import config_map, headless_service, to_follow
 from dlion_operator.children.worker_jobs import worker_job
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "config_map",
     "headless_service",
     "keeper_objects",
+    "to_follow",
     "worker_job",
     "worker_routes",
     "worker_service",

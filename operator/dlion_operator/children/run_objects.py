@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,33 @@ def config_map(
         "metadata": metadata_of(names.run_name(key), job, owner, site=settings.site),
         "data": {names.POD_CONFIG_KEY: config.to_json(), names.AUTHORITY_KEY: authority_pem},
     }
+
+
+def to_follow(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Document | None:
+    """What of a run's ConfigMap has to be as the operator that serves it now would make it: where
+    its coordinator is, and what that one is known by. None: nothing. All else, the manifest above
+    all, stays as the run began."""
+    data = there.get("data") or {}
+    followed = {
+        names.POD_CONFIG_KEY: _followed(data, wanted["data"]),
+        names.AUTHORITY_KEY: wanted["data"][names.AUTHORITY_KEY],
+    }
+    changed = {key: text for key, text in followed.items() if text and text != data.get(key)}
+    return changed or None
+
+
+def _followed(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The pods' configuration with the coordinator's address of now; empty: it cannot be read."""
+    text = there.get(names.POD_CONFIG_KEY)
+    try:
+        values = json.loads(text or "")
+        address = json.loads(wanted[names.POD_CONFIG_KEY])["coordinator_address"]
+        if values["coordinator_address"] == address:
+            return str(text)
+        values["coordinator_address"] = address
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _document(job: Job) -> Document:

@@ -1,6 +1,7 @@
 """How a decision reaches an API server, against one that is in memory.
 
-Proves: what is there already is not sent again, also after a restart; a change is; what is refused
+Proves: what is there already is not sent again, also after a restart; a change is; pods are told of
+an operator that is elsewhere or has another authority; what is refused
 ends in the status; a Job is tried by a dry run before anything is made; somebody else's object of
 the same name is left alone; what exposes workers keeps nothing from the rest, is told of where it
 cannot be made, and is asked for again seldom; telemetry is written seldom and a condition at once.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -129,6 +131,7 @@ class NoWorkers:
         self.addresses: Addresses | None = None
         self.told: tuple[Notice, ...] = ()
         self.authority: NamedAuthority | None = None
+        self.known_by = "PEM"
         self.kept_bundles: Mapping[SiteName, bytes] = {}
 
     def open(
@@ -164,7 +167,7 @@ class NoWorkers:
         return told
 
     def authority_pem(self) -> str:
-        return "PEM"
+        return self.known_by
 
 
 class Site:
@@ -280,6 +283,46 @@ def test_what_somebody_deleted_comes_back_within_ten_minutes() -> None:
     site.time_s = 601.0
     site.look()
     assert site.cluster.writes() == [("create", "ConfigMap")]
+
+
+def elsewhere(first: Site) -> Site:
+    """Beside the same API server, an operator of another namespace with another authority."""
+    address = "dlion-operator.dlion.svc:7443"
+    moved = replace(SETTINGS, coordinator=replace(SETTINGS.coordinator, address=address))
+    second = Site(cluster=first.cluster, settings=moved)
+    second.runs.known_by = "ANOTHER PEM"
+    return second
+
+
+def config_map_of(site: Site) -> Document:
+    """The run's."""
+    (found,) = (each for (kind, _), each in site.cluster.objects.items() if kind is Kind.CONFIG_MAP)
+    return found
+
+
+def test_pods_that_start_anew_find_the_operator_of_now_with_the_manifest_of_then() -> None:
+    first = Site(dlion_job())
+    first.look()
+    config = json.loads(config_map_of(first)["data"]["pod.json"])
+    config["job_document"]["spec"]["of an earlier release"] = True
+    config_map_of(first)["data"]["pod.json"] = json.dumps(config)
+    second = elsewhere(first)
+    second.look()
+    assert second.cluster.writes() == [("patch", "CONFIG_MAP")]
+    after = config_map_of(second)["data"]
+    config["coordinator_address"] = "dlion-operator.dlion.svc:7443"
+    assert (json.loads(after["pod.json"]), after["ca.pem"]) == (config, "ANOTHER PEM")
+    elsewhere(first).look()
+    assert second.cluster.writes() == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON"])
+def test_a_configuration_that_cannot_be_read_is_left_as_it_is(text: str) -> None:
+    first = Site(dlion_job())
+    first.look()
+    config_map_of(first)["data"]["pod.json"] = text
+    elsewhere(first).look()
+    assert config_map_of(first)["data"] == {"pod.json": text, "ca.pem": "ANOTHER PEM"}
 
 
 def test_a_job_is_tried_before_anything_is_made() -> None:
