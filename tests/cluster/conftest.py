@@ -2,7 +2,8 @@
 a site with this tree's operator, for those who ask for it.
 
 At the session's end all that operators asked of its API servers is held against what the chart
-grants: nothing else, and in a session of all these tests all of it.
+grants in that mode, in that namespace and by that name: nothing else, and in a session of all these
+tests all of it, in both modes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cert_manager
-from audit import NEVER_ASKED, Asked, asked_by, asked_by_operators, listed, not_granted, refused
+from audit import (
+    MODES,
+    Asked,
+    asked_by,
+    asked_by_operators,
+    granted_in_vain,
+    not_granted,
+    refused,
+)
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
 from testbed.existing import existing_cluster, vacant_cluster
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
+SHOWN = (*MODES, "")
 ASKED = pytest.StashKey[list[Asked]]()
 """Of the whole session: where its last test is run again, fixtures of the session are made anew."""
 
@@ -55,13 +65,13 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Testbed, "down", read_and_take_down)
         yield
-    used = {right for each in asked for right in each.rights}
-    print(f"operators: {len(asked)} requests in the session, {len(used)} rights used")
+    used = {(each.mode, one) for each in asked for one in each.scopes()}
+    told = ", ".join(f"{sum(of == m for of, _ in used)} ({m or 'mode unknown'})" for m in SHOWN)
+    print(f"operators: {len(asked)} requests in the session; rights used: {told}")
     assert not_granted(asked) == [], "operators asked for what the chart does not grant"
     if _is_whole(request.config) and not request.session.testsfailed:
         tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
-        never = listed("jobs", "cluster", "operator", *tls) - NEVER_ASKED.keys() - used
-        assert never == set(), "granted, and asked for by no test"
+        assert granted_in_vain(asked, *tls) == {}, "granted, and asked for by no test"
 
 
 def _is_whole(config: pytest.Config) -> bool:

@@ -1,10 +1,17 @@
 """What an account, or operators whatever their account, asked of an API server: by the server's own
-audit log, and as rights name it."""
+audit log, and as rights name it.
+
+A right is granted in a scope (files/rights.yaml). Of an operator with an account of its own its
+namespace is known, and by what it lists whether it watches all namespaces or some: its requests are
+held against what that grants. Of one that a test runs with rights over everything neither is known:
+its requests are held against both modes, and against the names that tests give their authorities.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,6 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RIGHTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
+ROUTES = ("TLSRoute", "IngressRouteTCP")
+MODES = ("cluster", "namespaced")
+_NAMES = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca"}
+"""By name what the chart grants by name, as the suite's values have it."""
+_NAMES_OF_TESTS = {**_NAMES, "AUTHORITY": "dlion-authority|authority-.+", "SECRET_NAMES": ".*ca"}
+_OF_JOBS = ".+-authority"
+"""How the Secrets are called that cert-manager fills for jobs."""
+_ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):[^:]+")
 _CREATED = 201
 _FORBIDDEN = 403
 
@@ -53,6 +68,48 @@ class Asked:
     namespace: str
     resource: tuple[str, str] | None
     """Group and resource; None: it is about no resource."""
+    name: str = ""
+    """The object's; empty: it is about none, or not named in the request."""
+    user: str = ""
+    mode: str = ""
+    """One of `MODES`, of the operator that asked; empty: not known."""
+    watched: frozenset[str] = frozenset()
+    """The namespaces that it watches, in mode namespaced."""
+
+    @property
+    def home(self) -> str:
+        """The namespace of the asker's account; empty: it has none."""
+        account = _ACCOUNT.fullmatch(self.user)
+        return account[1] if account else ""
+
+    def __str__(self) -> str:
+        where = f"{self.namespace}/{self.name}".strip("/")
+        what = "/".join(filter(None, self.resource or ()))
+        return f"{self.verb} {what} {where} by {self.user} ({self.mode or 'mode unknown'})"
+
+    def scopes(self) -> set[tuple[str, Right]]:
+        """Each right that it takes with the scopes of files/rights.yaml that grant it."""
+        found = set()
+        for right in self.rights:
+            scopes = {each["scope"] for each in RIGHTS if self._is_granted(right, each)}
+            found |= {(scope, right) for scope in {"operator"} & scopes or scopes}
+        return found
+
+    def _is_granted(self, right: Right, rule: dict[str, Any]) -> bool:
+        is_of = right.group in rule["apiGroups"] and right.resource in rule["resources"]
+        if not is_of or right.verb not in rule["verbs"] or not self._is_named(rule):
+            return False
+        if rule["scope"] == "operator":
+            return self.namespace == (self.home or self.namespace)
+        is_in_some = rule["scope"] != "cluster" and self.namespace in self.watched
+        return is_in_some if self.mode == "namespaced" else True
+
+    def _is_named(self, rule: dict[str, Any]) -> bool:
+        names = _NAMES if self.home else _NAMES_OF_TESTS
+        if rule["scope"] == "CertManager" and "secrets" in rule["resources"]:
+            return re.fullmatch(_OF_JOBS, self.name) is not None
+        wanted = rule.get("resourceNames")
+        return not wanted or any(re.fullmatch(names[each], self.name) for each in wanted)
 
     @property
     def rights(self) -> set[Right]:
@@ -73,7 +130,23 @@ def asked_by(account: str, log: Path) -> list[Asked]:
 def asked_by_operators(log: Path) -> list[Asked]:
     """All that processes have asked so far that say they are an operator; from tests with rights
     over everything, too."""
-    return [_asked(event) for event in _events(log, MANAGER) if event.get("userAgent") == MANAGER]
+    events = _events(log, MANAGER)
+    return _in_modes([_asked(event) for event in events if event.get("userAgent") == MANAGER])
+
+
+def _in_modes(asked: list[Asked]) -> list[Asked]:
+    """The same with the modes of those who have an account: by where each lists jobs first."""
+    modes: dict[str, str] = {}
+    watched: dict[str, frozenset[str]] = {}
+    found = []
+    for each in asked:
+        if each.home and each.verb == "list" and each.resource == ("dlion.dev", "dlionjobs"):
+            modes[each.user] = "namespaced" if each.namespace else "cluster"
+            own = {each.namespace} - {""}
+            watched[each.user] = watched.get(each.user, frozenset()) | own
+        mode, there = modes.get(each.user, ""), watched.get(each.user, frozenset())
+        found.append(replace(each, mode=mode, watched=there))
+    return found
 
 
 def _events(log: Path, word: str) -> Iterator[dict[str, Any]]:
@@ -113,11 +186,32 @@ def listed(*scopes: str) -> set[Right]:
     }
 
 
+def listed_by_scope(*scopes: str) -> set[tuple[str, Right]]:
+    """The same, each with its scope."""
+    return {(scope, right) for scope in scopes for right in listed(scope)}
+
+
 def not_granted(asked: list[Asked]) -> list[str]:
-    """What was asked for that files/rights.yaml grants in no scope, or that was forbidden."""
-    granted = listed(*{right["scope"] for right in RIGHTS})
-    beyond = {str(right) for each in asked for right in each.rights - granted}
+    """What was asked for that no scope of files/rights.yaml grants to that operator, there and by
+    that name, or that was forbidden."""
+    beyond = {str(each) for each in asked if {right for _, right in each.scopes()} != each.rights}
     return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
+
+
+def granted_in_vain(asked: list[Asked], *tls: str) -> dict[str, list[str]]:
+    """By mode, what is granted in it and was asked for by no operator that is known to be in it;
+    and under `routes`, what no operator at all asked of gateways' routes. `tls` are scopes too."""
+    of_all = ("jobs", "operator", *tls)
+    wanted = {mode: listed_by_scope(*of_all) for mode in MODES}
+    wanted["cluster"] |= listed_by_scope("cluster")
+    wanted["routes"] = listed_by_scope(*ROUTES)
+    never = {}
+    for mode, rights in wanted.items():
+        used = {one for each in asked if mode in (each.mode, "routes") for one in each.scopes()}
+        lacking = {(scope, right) for scope, right in rights - used if right not in NEVER_ASKED}
+        if lacking:
+            never[mode] = sorted(f"{scope}: {right}" for scope, right in lacking)
+    return never
 
 
 def _asked(event: dict[str, Any]) -> Asked:
@@ -134,4 +228,6 @@ def _asked(event: dict[str, Any]) -> Asked:
         message=str(answer.get("message", "")),
         namespace=(about or {}).get("namespace", ""),
         resource=resource,
+        name=(about or {}).get("name", ""),
+        user=_user(event),
     )

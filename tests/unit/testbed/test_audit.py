@@ -1,0 +1,85 @@
+"""Which requests of an operator the chart grants, as the suite judges it from audit logs.
+
+Proves: what is granted in one namespace, mode or name is granted in no other; what nobody asked for
+in a mode is told with its scope. The logs are of lines as an API server writes them.
+Left out: a real API server (tests/cluster/test_rights_in_use.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit import asked_by_operators, granted_in_vain, not_granted
+
+ACCOUNT = "system:serviceaccount:dlion-system:dlion-operator"
+EVERYWHERE = ("list", "dlion.dev/dlionjobs", "", "")
+IN_ML = ("list", "dlion.dev/dlionjobs", "ml", "")
+OWN_SECRET = ("get", "/secrets", "dlion-system", "dlion-authority")
+
+
+def line(verb: str, resource: str, namespace: str, name: str, user: str) -> dict[str, Any]:
+    group, _, plural = resource.rpartition("/")
+    about = {"resource": plural, "namespace": namespace, "name": name}
+    return {
+        "verb": verb,
+        "requestURI": "/",
+        "userAgent": "dlion-operator",
+        "user": {"username": user},
+        "objectRef": about | ({"apiGroup": group} if group else {}),
+        "responseStatus": {"code": 200},
+    }
+
+
+def beyond(folder: Path, *asked: tuple[str, str, str, str], user: str = ACCOUNT) -> list[str]:
+    """Of those requests, those that are not granted."""
+    log = folder / "audit.log"
+    log.write_text("".join(json.dumps(line(*each, user)) + "\n" for each in asked))
+    return not_granted(asked_by_operators(log))
+
+
+@pytest.mark.parametrize("mode", [EVERYWHERE, IN_ML], ids=["cluster", "namespaced"])
+def test_what_is_granted_in_a_scope_is_granted_there_alone(
+    tmp_path: Path, mode: tuple[str, str, str, str]
+) -> None:
+    granted = [
+        OWN_SECRET,
+        ("get", "/secrets", "ml", "plant-ca"),
+        ("get", "/secrets", "ml", "digits-authority"),
+        ("get", "/services", "dlion-system", "dlion-operator"),
+        ("create", "batch/jobs", "ml", "digits"),
+    ]
+    assert beyond(tmp_path, mode, *granted) == []
+    for verb, resource, namespace, name in (
+        ("get", "/secrets", "ml", "password"),
+        ("get", "/secrets", "dlion-system", "password"),
+        ("create", "/secrets", "ml", "dlion-authority"),
+        ("list", "/secrets", "ml", ""),
+        ("patch", "/configmaps", "dlion-system", "dlion-operator"),
+    ):
+        is_only_where_watched = mode is EVERYWHERE and resource == "/configmaps"
+        found = beyond(tmp_path, mode, (verb, resource, namespace, name))
+        assert len(found) == (not is_only_where_watched), (verb, resource, namespace, name)
+
+
+def test_roles_grant_nothing_elsewhere(tmp_path: Path) -> None:
+    there, elsewhere = (("create", "batch/jobs", name, "digits") for name in ("ml", "other"))
+    assert beyond(tmp_path, EVERYWHERE, there, elsewhere) == []
+    (said,) = beyond(tmp_path, IN_ML, there, elsewhere)
+    assert said == f"create batch/jobs other/digits by {ACCOUNT} (namespaced)"
+    for before in ([], [EVERYWHERE]):  # an upgrade changes the mode
+        assert len(beyond(tmp_path, *before, IN_ML, ("list", "/pods", "", ""))) == 1
+    assert beyond(tmp_path, IN_ML, elsewhere, user="admin") == []
+
+
+def test_a_mode_in_which_nobody_asked_is_told_with_its_rights(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    log.write_text(json.dumps(line(*IN_ML, ACCOUNT)) + "\n")
+    never = granted_in_vain(asked_by_operators(log))
+    assert set(never) == {"cluster", "namespaced", "routes"}
+    assert "jobs: list dlionjobs.dlion.dev" in never["cluster"]
+    assert "jobs: list dlionjobs.dlion.dev" not in never["namespaced"]
+    assert "operator: get secrets" in never["namespaced"]
