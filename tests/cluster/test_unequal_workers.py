@@ -2,7 +2,8 @@
 
 Proves: three groups with hard limits train together from images of this tree; their shares of the
 batch follow the limits; `kubectl wait` sees the end; the fetched model, judged by Keras alone on
-images that the job was not trained on, knows them; deleting leaves nothing; kstatus, Flux and Argo
+images that the job was not trained on, knows them, and says the same as SavedModel and as
+TensorFlow Lite, loaded by TensorFlow alone; deleting leaves nothing; kstatus, Flux and Argo
 CD say of it what docs/conditions.md says. It is `cipher` on CIFAR-10 where ../shared/data/cifar10
 is at hand, else `digits`, a model so small that what a step costs whatever its batch weighs: there
 shares only keep the limits' order. Prints what `kubectl get dlj` shows, the shares and the time to
@@ -63,6 +64,22 @@ y = numpy.array([each["image/class/label"] for each in found])
 JUDGE = """
 logits = keras.models.load_model(sys.argv[1]).predict(x, batch_size=500, verbose=0)
 print((logits.argmax(1) == y).mean())
+"""
+AGREE = """
+import tensorflow as tf
+x = x[:8]
+logits = keras.models.load_model(sys.argv[1]).predict(x, verbose=0)
+loaded = tf.saved_model.load(sys.argv[2])
+served = loaded.serve(tf.constant(x)).numpy()
+numpy.testing.assert_allclose(served, logits, rtol=1e-3, atol=1e-3)
+lite = tf.lite.Interpreter(model_path=sys.argv[3])
+(taken,), (given,) = lite.get_input_details(), lite.get_output_details()
+lite.allocate_tensors()
+for image, wanted in zip(x, logits):
+    lite.set_tensor(taken["index"], image[None])
+    lite.invoke()
+    numpy.testing.assert_allclose(lite.get_tensor(given["index"])[0], wanted, rtol=1e-3, atol=1e-3)
+print(len(x))
 """
 
 
@@ -131,6 +148,16 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     print(f"has ended and is fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
     print(f"accuracy of the fetched model on other images: {known:.1%}")
     assert known >= task.least_accuracy
+    forms = [
+        fetched(kubectl, tmp_path / form, "--format", form, name=task.name)
+        for form in ("savedmodel", "tflite")
+    ]
+    assert (
+        judged(
+            task, AGREE, model / "model.keras", forms[0] / "saved_model", forms[1] / "model.tflite"
+        )
+        == 8
+    )
     assert_shares(task, results)
     kubectl.run("delete", job, "--wait=true")
     chosen = f"dlion.dev/job-name={task.name}"
@@ -145,12 +172,18 @@ def progress(kubectl: Kubectl, task: Task) -> int:
 
 def accuracy(task: Task, model: Path) -> float:
     """Of a saved model, judged by Keras alone."""
-    code = f"import sys, keras, numpy{task.images}{JUDGE}"
+    return judged(task, JUDGE, model)
+
+
+def judged(task: Task, judge: str, *files: Path) -> float:
+    """What that code says of these files, which has nothing of ours."""
+    code = f"import sys, keras, numpy{task.images}{judge}"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(model)],
-        env=environment, capture_output=True, text=True, check=True, timeout=180,
+        [sys.executable, "-c", code, *map(str, files)],
+        env=environment, capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return float(done.stdout.split()[-1])
 
 

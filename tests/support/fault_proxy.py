@@ -49,8 +49,12 @@ class Request:
     @property
     def mutating(self) -> bool:
         """Whether it is there to change something; events apart, which are only told."""
-        changes = self.method in ("POST", "PUT", "PATCH", "DELETE")
-        return changes and not self.dry_run and "/events" not in self.path
+        return self.writing and "/events" not in self.path
+
+    @property
+    def writing(self) -> bool:
+        """Whether the API server is to keep something of it, be it an event."""
+        return self.method in ("POST", "PUT", "PATCH", "DELETE") and not self.dry_run
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
