@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     RESTARTS = 76  # a pod's trainer ended more often than maxRestarts allows
     DENIED = 77  # the cluster refuses it: a right is missing, credentials, or a conflict
     DEADLINE = 124  # the run took longer than the manifest's activeDeadlineSeconds
-    INTERRUPTED = 130  # SIGINT or SIGTERM; everything was put in order first
+    INTERRUPTED = 130  # SIGINT, SIGTERM or SIGHUP; everything was put in order first
 
     @property
     def fatal(self) -> bool:
