@@ -4,7 +4,7 @@ Made once, whoever comes first; read by every later start of the operator, so th
 know it again; its certificate is renewed long before it ends. Its key is in that
 Secret and in this process, nowhere else; its certificates, which other sites need, are shown in a
 ConfigMap, too. Both belong to the operator's Service where the settings name it, so that they go
-with the release (docs/decisions/0018-what-goes-with-a-release.md).
+with the release (docs/decisions/0019-what-goes-with-a-release.md).
 """
 
 from __future__ import annotations
