@@ -255,6 +255,8 @@ def _changes(run: Run) -> Iterator[Action]:
         if view.suspended and not view.queued:
             spec["suspend"] = False
         if view.workers != (size := run.size_of(group)):
+            # Not before Kueue has counted its pods; its `startTime` is set anew then.
+            spec |= {"suspend": True} if view.is_emptied else {}
             spec |= {"parallelism": size, "completions": size}
         if spec:
             yield Patch(Kind.JOB, view.name, _of(view, spec))

@@ -66,6 +66,11 @@ class JobView:
         return names.QUEUE_LABEL in self.labels
 
     @property
+    def is_emptied(self) -> bool:
+        """Whether it waits out a break in its queue, or is over, with no pods to run."""
+        return self.queued and not self.workers
+
+    @property
     def succeeded(self) -> int:
         return int(self._status.get("succeeded") or 0)
 
@@ -89,8 +94,11 @@ class JobView:
     def started_at(self) -> datetime | None:
         """When it began to run, or went on after a break; None: it does not run.
 
-        While a Job is suspended, and a moment longer, its `startTime` is that before the break.
+        While a Job is suspended, and a moment longer, its `startTime` is that before the break. One
+        in a queue is emptied for a break: Kueue may start it then, with nothing to run.
         """
+        if self.is_emptied:
+            return None
         conditions = self._status.get("conditions") or ()
         halted = any(c.get("type") == "Suspended" and c.get("status") == "True" for c in conditions)
         return None if self.suspended or halted else moment(self._status.get("startTime"))

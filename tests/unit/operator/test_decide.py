@@ -725,7 +725,35 @@ def test_a_queued_job_is_suspended_without_a_fight_with_its_queue() -> None:
         world.jobs["small"]["spec"]["suspend"] = is_suspended
         assert halted(world.look()) == []
     world.document["spec"]["suspend"] = False
-    assert halted(world.look()) == [{"parallelism": 2, "completions": 2}]
+    assert halted(world.look()) == [{"suspend": True, "parallelism": 2, "completions": 2}]
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_break_of_a_queued_run_does_not_count_against_the_deadline(*, is_admitted: bool) -> None:
+    """Kueue may admit a Job that is empty: then Kubernetes has it start when the break begins."""
+    world = admitted()
+    world.document["spec"] |= {"activeDeadlineSeconds": 600, "suspend": True}
+    world.look()
+    job = world.jobs["small"]
+    job["spec"] |= {"parallelism": 0, "suspend": not is_admitted}
+    job["status"]["startTime"] = stamp(world.now)
+    world.pods.clear()
+    world.pass_by(3600)
+    world.run = None
+    world.document["spec"]["suspend"] = False
+    decision = world.look()
+    # In one request: no pod starts before Kueue has counted it, and `startTime` is set anew.
+    assert halted(decision) == [{"suspend": True, "parallelism": 2, "completions": 2}]
+    assert not [a for a in decision.actions if isinstance(a, FinishRun | StopRun)]
+    assert truths(decision)["Failed"] == "False"
+    job["spec"] |= {"parallelism": 2, "suspend": True}
+    assert ready_reason(world.look())[0] == "Queued"
+    job["spec"]["suspend"] = False
+    job["status"] = {"startTime": stamp(world.now)}
+    world.pass_by(599)
+    assert truths(world.look())["Failed"] == "False"
+    world.pass_by(62)
+    assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
 
 def test_a_job_that_waits_in_its_queue_stays_away_from_it_while_suspended() -> None:
