@@ -112,5 +112,5 @@ def _is_refusal(condition: Mapping[str, Any]) -> bool:
 def keeper_troubles(run: Run, seen: Observed) -> list[Trouble]:
     """What keeps the run's keeper from serving for a minute and more; empty: nothing known."""
     pods = [pod for pod in run.keepers if _is_here(pod) and is_old(pod, seen.now)]
-    found = (pod.trouble() or delay(pod, seen.now) or unready(pod, seen.now) for pod in pods)
+    found = (pod.trouble() or delay(pod, seen.now) or unready(pod, seen.unready_s) for pod in pods)
     return [*_keeperless(run, seen), *filter(None, found)]

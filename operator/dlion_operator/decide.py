@@ -311,8 +311,8 @@ def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
     said = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
     was_training = is_same and said.get(ConditionType.READY) == "True"
     was_training &= said.get(ConditionType.SUSPENDED) != "True"
-    is_less = finding.situation in (Situation.WAITING, Situation.DEGRADED)
-    return was_training and is_less and _just_opened(run, seen)
+    less = (Situation.WAITING, Situation.STUCK, Situation.DEGRADED)
+    return was_training and finding.situation in less and _just_opened(run, seen)
 
 
 # ---- before and after ------------------------------------------------------------------------

@@ -5,10 +5,13 @@ Called by `findings`. Each has a moment after which waiting alone is no advice a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
+from dlion_api import cluster_names as names
 from dlion_api.status import Reason
-from dlion_operator.observed import PodView, RunView, Trouble
+from dlion_operator.observed import PodView, RunView, Trouble, Unready
 
 STUCK_AFTER = timedelta(seconds=60)
 """A pod that cannot start for so long is said to be stuck; it is still tried on."""
@@ -53,9 +56,20 @@ def silence(pod: PodView, name: str, view: RunView, now: datetime) -> Trouble | 
     return Trouble(Reason.NOT_JOINING, words)
 
 
-def unready(pod: PodView, now: datetime) -> Trouble | None:
-    """That a pod runs, and has not served for too long; None: it does, or may soon."""
-    if pod.unready_since is None or now - pod.unready_since < STUCK_AFTER:
+def unready_keepers(pods: Iterable[Mapping[str, Any]]) -> list[Unready]:
+    """Keepers' pods that run and do not serve: `reconcile` counts for how long.
+
+    A keeper serves once this operator has signed its certificate: for the time that it was away
+    nobody can be blamed.
+    """
+    views = map(PodView, pods)
+    keepers = (pod for pod in views if pod.labels.get(names.COMPONENT_LABEL) == names.KEEPER)
+    return [each for keeper in keepers if (each := keeper.unready)]
+
+
+def unready(pod: PodView, unready_s: Mapping[Unready, float]) -> Trouble | None:
+    """That a pod runs, and was seen not to serve for too long; None: it does, or may soon."""
+    if pod.unready is None or unready_s.get(pod.unready, 0.0) < STUCK_AFTER.total_seconds():
         return None
     words = f"{pod.worker}: runs and does not become ready; `kubectl logs {pod.name}` says why"
     return Trouble(Reason.CONTAINER_BROKEN, words)

@@ -57,9 +57,9 @@ def standing(run: Run, seen: Observed, unreached: Sequence[str] = ()) -> Finding
     if lacking := podless(run, seen):
         words = _joined([trouble.message for trouble in lacking])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
-    if troubles := _troubles(run, view, seen.now):
+    if troubles := _troubles(run, view, seen):
         words = _joined([trouble.message for trouble in troubles])
-        if _is_stuck(run, view, seen.now):
+        if _is_stuck(run, view, seen):
             return Finding(Situation.STUCK, troubles[0].reason, words)
         return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
     return _starting(run, view, seen, unreached)
@@ -111,7 +111,7 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         words = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
         words += [_QUEUED.message] if _is_queued(run) else []
         words += [*_away(view), *unreached]
-        troubles = (*podless(run, seen), *_troubles(run, view, seen.now))
+        troubles = (*podless(run, seen), *_troubles(run, view, seen))
         words += [trouble.message for trouble in troubles]
         words += [pod.failure for pod in run.pods if pod.failure]
         return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
@@ -191,18 +191,19 @@ def _away(view: RunView) -> list[str]:
     return [*words, view.drift] if view.drift else words
 
 
-def _troubles(run: Run, view: RunView, now: datetime) -> list[Trouble]:
+def _troubles(run: Run, view: RunView, seen: Observed) -> list[Trouble]:
     """What keeps pods from running, and workers from joining."""
+    now = seen.now
     starting = [pod.trouble() or delay(pod, now) for pod in (*run.pods, *run.keepers)]
-    starting += [unready(pod, now) for pod in run.keepers if not pod.trouble()]
+    starting += [unready(pod, seen.unready_s) for pod in run.keepers if not pod.trouble()]
     running = [silence(pod, f"{run.site}/{pod.worker}", view, now) for pod in run.pods]
     return [trouble for trouble in (*starting, *running) if trouble]
 
 
-def _is_stuck(run: Run, view: RunView, now: datetime) -> bool:
-    pods = [pod for pod in run.pods if is_old(pod, now)]
-    keepers = [pod for pod in run.keepers if is_old(pod, now)]
-    return bool(_troubles(replace(run, pods=pods, keepers=keepers), view, now))
+def _is_stuck(run: Run, view: RunView, seen: Observed) -> bool:
+    pods = [pod for pod in run.pods if is_old(pod, seen.now)]
+    keepers = [pod for pod in run.keepers if is_old(pod, seen.now)]
+    return bool(_troubles(replace(run, pods=pods, keepers=keepers), view, seen))
 
 
 def verdict(run: Run, seen: Observed) -> Finding:

@@ -21,6 +21,8 @@ from dlion_operator.last_words import last_words
 Document = Mapping[str, Any]
 Missing = tuple[str, int]
 """A pod that is not there: of which Job or Deployment, and its index."""
+Unready = tuple[str, str]
+"""A pod that runs and does not serve: its uid, and since when, as its node says."""
 
 KNOWN_AFTER_S = 45.0
 """After this an operator that has started anew has heard from every worker that is there."""
@@ -134,6 +136,8 @@ class Observed:
     """Pods of this job that are to go, of any run, whether their Jobs are there or not."""
     terminating_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that this operator has seen each of these waiting to go, by its uid."""
+    unready_s: Mapping[Unready, float] = field(default_factory=dict)
+    """Seconds that this operator has seen each keeper's pod run and not serve (`delays`)."""
     keeper: Document | None = None
     """The keeper's Deployment, looked up where its pod has been missing for long."""
 
@@ -248,20 +252,15 @@ class PodView:
         return None
 
     @property
-    def unready_since(self) -> datetime | None:
-        """Since when it runs and does not serve; None: it serves, or does not run yet.
+    def unready(self) -> Unready | None:
+        """That it runs and does not serve; None: it serves, or does not run yet.
 
-        A container that has ended before and was started again may have been ready for a moment.
+        One that has served for a moment, whoever saw it, is another.
         """
         ready = self.condition("Ready")
         if self.phase != "Running" or ready.get("status") != "False":
             return None
-        starts = [moment(ready.get("lastTransitionTime"))]
-        for status in self._status.get("containerStatuses") or ():
-            running = (status.get("state") or {}).get("running") or {}
-            if not status.get("restartCount"):
-                starts.append(moment(running.get("startedAt")))
-        return max(filter(None, starts), default=None)
+        return self.uid, str(ready.get("lastTransitionTime", ""))
 
     def trouble(self) -> Trouble | None:
         """Why it does not run, where waiting alone may not help."""

@@ -39,11 +39,19 @@ from dlion_operator.decisions import (
     OpenRun,
     StopRun,
 )
+from dlion_operator.delays import unready_keepers
 from dlion_operator.exposure import Addresses
 from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.named_secret import NamedSecret
 from dlion_operator.notices import Notices
-from dlion_operator.observed import NOTHING_KNOWN, Missing, Observed, Refusal, RunView
+from dlion_operator.observed import (
+    NOTHING_KNOWN,
+    Missing,
+    Observed,
+    Refusal,
+    RunView,
+    Unready,
+)
 from dlion_operator.patching import is_telemetry, merge_patch
 from dlion_operator.settings import Settings
 from dlion_operator.sightings import Sightings
@@ -124,6 +132,7 @@ class _Memory:
     hindrance: str = ""
     status_written_s: float = field(default=float("-inf"))
     missing: Sightings[Missing] = field(default_factory=Sightings)
+    unready: Sightings[Unready] = field(default_factory=Sightings)
     keeper: Document | None = None
 
 
@@ -277,6 +286,7 @@ class Reconciler:
             missing_s=memory.missing.of(missing(key, jobs, pods), self._monotonic_s()),
             leaving=going,
             terminating_s=self._terminating_s(name, going),
+            unready_s=memory.unready.of(unready_keepers(pods), self._monotonic_s()),
             keeper=memory.keeper,
         )
 

@@ -17,7 +17,8 @@ from dlion_operator import children
 from dlion_operator.absences import missing
 from dlion_operator.decide import decide
 from dlion_operator.decisions import Apply, Decision
-from dlion_operator.observed import Missing, Observed, RunView
+from dlion_operator.delays import unready_keepers
+from dlion_operator.observed import Missing, Observed, RunView, Unready
 from dlion_operator.runs import groups_of
 from dlion_operator.settings import Coordinator, Images, Settings
 from dlion_operator.sightings import Sightings
@@ -75,6 +76,7 @@ class World:
         self.now = START
         self._missing: Sightings[Missing] = Sightings()
         self._leaving: Sightings[str] = Sightings()
+        self._unready: Sightings[Unready] = Sightings()
 
     def seen(self) -> Observed:
         """What the operator sees now."""
@@ -87,6 +89,7 @@ class World:
             missing_s=self._missing.of(missing(key, jobs, pods), now_s),
             leaving=leaving,
             terminating_s=self._leaving.of([pod["metadata"]["uid"] for pod in leaving], now_s),
+            unready_s=self._unready.of(unready_keepers(pods), now_s),
             document=self.document,
             jobs=jobs,
             pods=pods,

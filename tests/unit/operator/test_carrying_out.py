@@ -809,6 +809,26 @@ def test_pods_that_bear_our_label_and_are_not_ours_are_left_alone() -> None:
     assert site.look() is None
 
 
+def test_for_how_long_a_keeper_does_not_serve_is_counted_by_what_this_operator_has_seen() -> None:
+    site = Site(dlion_job({"small": 1}))
+    site.look()
+    site.start_pods()
+    (pod,) = [p for p in site.store.all(Kind.POD) if "keeper" in p["metadata"]["name"]]
+    since = "2026-01-31T11:00:00Z"  # by clocks of others, an hour ago
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+    status = {"phase": "Running", "conditions": [unready]}
+    metadata = pod["metadata"] | {"resourceVersion": "1000", "creationTimestamp": since}
+    site.store.put(Kind.POD, {**pod, "metadata": metadata, "status": status})
+    site.runs.seen = RunView(open_s=0.0)
+    for time_s, reason in ((0.0, "WorkersStarting"), (59.0, "WorkersStarting")):
+        site.time_s = time_s
+        site.look()
+        assert ready(site)[0] == reason
+    site.time_s = 60.0
+    site.look()
+    assert ready(site)[0] == "ContainerBroken"
+
+
 def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
     site = Site(dlion_job({"small": 1}))
     site.look()

@@ -421,7 +421,6 @@ def test_when_all_have_trained_to_the_end_the_job_has_succeeded() -> None:
 
 def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
     world = training({"small": 2})
-    world.pass_by(60)
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": CREATED}
     world.pods["keeper"]["status"] = {
@@ -429,6 +428,8 @@ def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
         "conditions": [unready],
         "containerStatuses": [{"name": "keeper", "state": {"waiting": waiting}}],
     }
+    assert ready_reason(world.look())[0] == "Training"
+    world.pass_by(60)
     decision = world.look()
     reason, message = ready_reason(decision)
     assert reason == "KeeperUnavailable"
@@ -616,6 +617,33 @@ def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
     assert world.document["status"] == before
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1}, training=True)
     assert ready_reason(world.look())[0] == "PeersLost"
+
+
+@pytest.mark.parametrize("why", ["Unschedulable", "CrashLoopBackOff"])
+def test_what_is_broken_all_along_is_no_news_to_an_operator_that_has_just_started(why: str) -> None:
+    world = training({"small": 3})
+    if why == "Unschedulable":
+        refused = {"type": "PodScheduled", "reason": why, "status": "False"}
+        world.pods["small-2"]["status"] = {"phase": "Pending", "conditions": [refused]}
+    else:
+        world.pods["keeper"]["status"] = {
+            "phase": "Running",
+            "containerStatuses": [{"name": "keeper", "state": {"waiting": {"reason": why}}}],
+        }
+    world.pass_by(3600)
+    world.train(ready=2)
+    assert truths(world.look())["Degraded"] == "True"
+    before = dict(world.document["status"])
+    ready = {SiteName("plant-a"): 2}
+    for run in (None, RunView(open_s=0.0), RunView(open_s=44.0, ready=ready)):
+        world.run = run
+        decision = world.look()
+        assert (decision.status, decision.notices) == (None, ())
+        assert world.document["status"] == before
+    world.run = RunView(open_s=45.0, ready=ready)  # they do not train indeed
+    assert (ready_reason(world.look())[0], truths(world.look())["Stalled"]) == (
+        "Unschedulable" if why == "Unschedulable" else "ContainerBroken", "True"
+    )  # fmt: skip
 
 
 def test_a_loss_soon_after_the_start_is_told_at_once() -> None:

@@ -3,7 +3,8 @@
 Proves: a pod that no scheduler takes, whose volumes or network do not come, or that its node does
 not start, is said to be stuck after its time and not before, with the command that tells more; one
 that somebody holds back is not; a worker whose pod runs and that does not join is named, also while
-others train, and not while it may still be importing, nor when the operator has just started;
+others train, and not while it may still be importing, nor when the operator has just started; a
+keeper that is not ready is, too, but for the time that this operator has not seen;
 where nothing of this tells why workers do not join, that is said too; used
 up restarts are told with what the trainer ended with. Left out: what says itself that it cannot
 start (test_decide); that a kubelet writes such conditions (tests/cluster).
@@ -130,6 +131,35 @@ def test_while_others_train_who_does_not_join_is_named_too() -> None:
     assert "small-1: runs and does not join" in message
     world.run.away_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
     assert "does not join" not in ready_reason(world.look())[1]
+
+
+def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
+    """It serves once the operator has signed its certificate: while that was away, it could not."""
+    world = world_of()
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(world.now)}
+    running = {"running": {"startedAt": stamp(world.now)}}
+    world.pods["keeper"]["status"] = {
+        "phase": "Running",
+        "conditions": [unready],
+        "containerStatuses": [{"name": "keeper", "state": running}],
+    }
+    world.pass_by(600)  # and nobody looks
+    world.run = joined("small-0", open_s=0.0)
+    first = world.look()
+    assert (ready_reason(first)[0], truths(first)["Stalled"]) == ("WorkersStarting", "False")
+    world.pass_by(59)
+    assert truths(world.look())["Stalled"] == "False"
+    world.train()
+    assert ready_reason(world.look())[0] == "Training"
+    world.pass_by(1)
+    reason, message = ready_reason(world.look())
+    assert reason == "KeeperUnavailable"
+    assert "runs and does not become ready; `kubectl logs" in message
+    world.run = joined("small-0")
+    late = world.look()
+    assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("ContainerBroken", "True")
+    unready["lastTransitionTime"] = stamp(world.now)  # it has served for a moment
+    assert truths(world.look())["Stalled"] == "False"
 
 
 def test_used_up_restarts_are_told_with_what_the_trainer_ended_with() -> None:
