@@ -21,6 +21,9 @@ from dlion_operator.runs import Run
 LOST_AFTER_S = 60.0
 """A pod that is still there so long after its grace, as this operator has seen it go, and of whose
 end its node says nothing, is on a node that does not answer."""
+TAKEN_AWAY_WITHIN_S = 600.0
+"""The same where its node has said that its containers have ended: what is left is the node's to
+take away, which may be slow."""
 
 
 def leaving(pods: Iterable[Document]) -> list[Document]:
@@ -56,11 +59,11 @@ def released(
 ) -> Iterator[Action]:
     """The same of these pods, seen to wait for their end for so long."""
     for pod in map(PodView, pods):
-        if terminating_s.get(pod.uid, 0.0) <= pod.grace_s + LOST_AFTER_S:
+        is_ending = pod.containers_ended and not pod.is_over
+        patience_s = TAKEN_AWAY_WITHIN_S if is_ending else LOST_AFTER_S
+        if terminating_s.get(pod.uid, 0.0) <= pod.grace_s + patience_s:
             continue
         if not pod.is_over:
-            if pod.containers_ended:
-                continue  # its node answers, and takes the rest of it away
             # A Job waits for its pod's end, which nobody else will tell of.
             said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
             yield Patch(Kind.POD, pod.name, said, subresource="status")

@@ -684,11 +684,26 @@ def test_a_pod_whose_node_answers_is_left_to_it() -> None:
     world = training({"small": 2})
     dying(world, "small-0", node_answers=True)
     world.look()
-    world.pass_by(3600)
+    world.pass_by(30 + 600)  # its grace, and what a node may take for the rest
     assert not [a for a in world.look().actions if isinstance(a, Delete)]
     world.pods["small-0"]["status"]["phase"] = "Failed"  # and died then
     (gone,) = [a for a in world.look().actions if isinstance(a, Delete)]
     assert gone.grace_s == 0
+
+
+def test_a_pod_whose_node_dies_between_its_containers_end_and_its_own_is_let_go() -> None:
+    """Its phase is still Running: its Job, which replaces what has failed, would wait for ever."""
+    world = training({"small": 2})
+    dying(world, "small-0", node_answers=True)
+    world.look()
+    world.pass_by(30 + 600)
+    assert not [a for a in world.look().actions if isinstance(a, Patch | Delete)]
+    world.pass_by(1)
+    said, gone = [a for a in world.look().actions if isinstance(a, Patch | Delete)]
+    assert isinstance(said, Patch)
+    assert said.patch["status"]["phase"] == "Failed"
+    assert isinstance(gone, Delete)
+    assert (gone.name, gone.grace_s) == (world.pods["small-0"]["metadata"]["name"], 0)
 
 
 def test_a_suspended_job_is_looked_at_while_its_pods_go() -> None:
