@@ -23,6 +23,7 @@ from dlion_api.refusals import PeerRefusal
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot, StateWanted
+from dlion_worker.exchange.links import OFFENCES
 from dlion_worker.exchange.pulls import MOST_PULLS
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
@@ -264,7 +265,8 @@ def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) ->
     introduce(a, b)
     for worker in (a, b):
         worker.wait_for(LinkUp)
-    a.exchange.quarantine(TO_B, "nonsense")
+    for _ in range(OFFENCES):
+        a.exchange.offended(TO_B, "nonsense")
     a.wait_for(LinkDown)
     with pytest.raises(UnavailableError, match="incarnation 1 is in quarantine"):
         b.exchange.pull_state(TO_A)
