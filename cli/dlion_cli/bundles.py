@@ -98,7 +98,8 @@ def read_bundle(text: str | bytes) -> Bundle:
     if b"PRIVATE KEY" in content:
         raise ContractError(
             "holds a private key. Take it out, and have a new one made at that site, as this one "
-            "may have been seen: delete the Secret of its authority and restart its operator"
+            "may have been seen: stop its operator, delete the Secret of its authority, and start "
+            "the operator again"
         )
     if len(content) > MAX_BUNDLE_LENGTH:
         raise ContractError(f"is {len(content)} bytes long; allowed: {MAX_BUNDLE_LENGTH}")

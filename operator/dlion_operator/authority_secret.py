@@ -1,10 +1,11 @@
 """The site's certificate authority, kept in a Secret of the operator's namespace.
 
 Made once, whoever comes first; read by every later start of the operator, so that workers that run
-know it again; its certificate is renewed long before it ends. Its key is in that
-Secret and in this process, nowhere else; its certificates, which other sites need, are shown in a
-ConfigMap, too. Both belong to the operator's Service where the settings name it, so that they go
-with the release (docs/decisions/0019-what-goes-with-a-release.md).
+know it again; put back where it is gone while the operator runs; its certificate is renewed long
+before it ends. Its key is in that Secret and in this process, nowhere else; its certificates, which
+other sites need, are shown in a ConfigMap, too. Both belong to the operator's Service where the
+settings name it, so that they go with the release
+(docs/decisions/0019-what-goes-with-a-release.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CERTIFICATE_KEY: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 CHECK_EVERY_S: Final = 3600.0
 SHOWN_AGAIN_S: Final = 60.0
-"""Until the certificates are shown."""
+"""Until it is kept, and its certificates are shown."""
 _OWNER_KIND: Final = "Service"
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ async def kept_authority(
 ) -> Authority:
     """This site's authority: the one that is kept, renewed where that is due, or a new one.
 
-    Raises: ContractError where what is kept will not do; RefusedError, ServerError.
+    Raises: ContractError where what is kept will not do; ConflictError where it went while it was
+    renewed; RefusedError, ServerError.
     """
     site = SiteName(settings.site)
     name = settings.authority.secret_name
@@ -78,12 +80,17 @@ async def renewed_if_due(
     *,
     now: datetime | None = None,
 ) -> Authority:
-    """That authority, or its successor once that is kept. Raises: RefusedError, ServerError."""
+    """That authority, or its successor once that is kept.
+
+    Raises: ConflictError where there is no Secret to keep it in; RefusedError, ServerError.
+    """
     if not authority.is_renewal_due(now=now):
         return authority
     renewed = authority.renewed(now=now)
     name = settings.authority.secret_name
-    await cluster.patch(Kind.SECRET, namespace, name, {"data": _data(renewed.to_keep())})
+    data = {"data": _data(renewed.to_keep())}
+    if await cluster.patch(Kind.SECRET, namespace, name, data) is None:
+        raise ConflictError(f"Secret {namespace}/{name} is gone")
     _LOG.info("site %s: the certificate of its authority was renewed", authority.site)
     return renewed
 
@@ -118,21 +125,56 @@ async def keep_renewing(
     authority: Authority,
     replace: Callable[[Authority], None],
 ) -> None:
-    """For ever: `replace` is called with each successor of that authority, whose certificates are
-    shown."""
+    """For ever: `replace` is called with each successor of that authority, which is put back where
+    it is gone, and whose certificates are shown."""
     wait_s = SHOWN_AGAIN_S  # they may not be yet
     while True:
         await asyncio.sleep(wait_s)
+        wait_s = SHOWN_AGAIN_S
         try:
+            if not await _kept_still(cluster, settings, namespace, authority):
+                continue
             successor = await renewed_if_due(cluster, settings, namespace, authority)
         except DLionError as error:
-            _LOG.warning("the site's authority could not be renewed yet: %s", error)
+            _LOG.warning("the site's authority could not be kept or renewed yet: %s", error)
             continue
         if successor is not authority:
             authority = successor
             replace(successor)
-        is_shown = await show_bundle(cluster, settings, namespace, authority)
-        wait_s = CHECK_EVERY_S if is_shown else SHOWN_AGAIN_S
+        if await show_bundle(cluster, settings, namespace, authority):
+            wait_s = CHECK_EVERY_S
+
+
+async def _kept_still(
+    cluster: Cluster, settings: site_settings.Settings, namespace: str, authority: Authority
+) -> bool:
+    """Puts the Secret back where it is gone, and has it belong to the Service of now: one that is
+    made anew takes with it what belonged to the one before. False: that Service is gone or goes,
+    with the release as far as can be told, so nothing is kept.
+
+    Raises: ConflictError, RefusedError, ServerError.
+    """
+    name, service = settings.authority.secret_name, settings.authority.owner_service
+    owners: list[Document] = []
+    if service:
+        try:
+            found = await cluster.get(Kind.SERVICE, namespace, service)
+        except RefusedError:
+            return True  # nobody can tell whether the release goes: nothing is put back
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            _LOG.warning("the site's authority is not kept: Service %s is not there", service)
+            return False
+        owners = [_reference(found, service)]
+    secret = await cluster.get(Kind.SECRET, namespace, name)
+    if await _belonging(cluster, secret, owners, namespace, name) is None:
+        await cluster.create(_secret(authority.to_keep(), namespace, name, owners))
+        _LOG.warning(
+            "Secret %s/%s, the site's authority, was gone and has been put back: to have another"
+            " key, stop the operator before you delete it",
+            namespace,
+            name,
+        )
+    return True
 
 
 async def _owners(
@@ -145,8 +187,7 @@ async def _owners(
     why = "it is not there"
     try:
         if service := await cluster.get(Kind.SERVICE, namespace, name):
-            uid = service["metadata"]["uid"]
-            return [{"apiVersion": "v1", "kind": _OWNER_KIND, "name": name, "uid": uid}]
+            return [_reference(service, name)]
     except RefusedError as error:
         why = str(error)
     _LOG.warning(
@@ -157,6 +198,11 @@ async def _owners(
         why,
     )
     return []
+
+
+def _reference(service: Document, name: str) -> Document:
+    uid = service["metadata"]["uid"]
+    return {"apiVersion": "v1", "kind": _OWNER_KIND, "name": name, "uid": uid}
 
 
 async def _belonging(

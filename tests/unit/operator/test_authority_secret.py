@@ -3,7 +3,9 @@ one's; what will not do is named with its Secret; a certificate that nears its e
 kept, and the one before it is believed on; its certificates are shown without the key, written only
 where they are others, and again soon where that failed; a ConfigMap that is not the operator's is
 left alone; both belong to the Service that the settings name, and to none where they name none, or
-where it cannot be looked at; a Secret that the operator did not make belongs to whom it did.
+where it cannot be looked at; a Secret that the operator did not make belongs to whom it did. One
+that goes while the operator runs is put back with the same key, unless the release goes with it,
+and belongs to a Service that was made anew meanwhile; a renewal counts once it is kept.
 The API server here keeps one Secret, one ConfigMap and one Service in memory.
 
 Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
@@ -251,3 +253,108 @@ def test_certificates_that_could_not_be_shown_are_shown_soon(
         )
     assert cluster.shown is not None
     assert waits == [60.0, 60.0, 3600.0]
+
+
+class Rounds:
+    """Looks after an authority for some rounds, without waiting."""
+
+    def __init__(self, cluster: OneSecret, patched: pytest.MonkeyPatch) -> None:
+        self.cluster, self.patched = cluster, patched
+        self.waits: list[float] = []
+        self.successors: list[Authority] = []
+
+    def run(self, authority: Authority, settings: Settings = GOES, *, count: int = 1) -> None:
+        self.waits.clear()
+
+        async def wait(seconds: float) -> None:
+            self.waits.append(seconds)
+            if len(self.waits) > count:
+                raise asyncio.CancelledError
+
+        self.patched.setattr(authority_secret.asyncio, "sleep", wait)
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(
+                keep_renewing(self.cluster, settings, "dlion", authority, self.successors.append)  # type: ignore[arg-type]
+            )
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(OneSecret(), monkeypatch)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, GOES], ids=["kept", "goes"])
+def test_a_secret_that_goes_under_a_running_operator_is_put_back(
+    rounds: Rounds, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, now = rounds.cluster, datetime.now(UTC)
+    made = kept(cluster, now, settings)
+    cluster.service = {"metadata": {"uid": "uid-2"}}  # made anew: what was the first one's goes
+    cluster.secret = cluster.shown = None
+    rounds.run(made, settings)
+    assert kept(cluster, now, settings).to_keep() == made.to_keep()
+    expected = [("Service", "uid-2")] if settings is GOES else []
+    assert owners(cluster.secret) == owners(cluster.shown) == expected
+    assert "was gone and has been put back" in caplog.text
+    assert rounds.waits == [60.0, 3600.0]
+    writes = cluster.writes
+    rounds.run(made, settings)
+    assert cluster.writes == writes
+
+
+def test_a_secret_belongs_to_a_service_that_is_made_anew_before_it_goes_with_the_first(
+    rounds: Rounds,
+) -> None:
+    made = kept(rounds.cluster, datetime.now(UTC), GOES)
+    rounds.cluster.service = {"metadata": {"uid": "uid-2"}}
+    rounds.run(made)
+    assert owners(rounds.cluster.secret) == [("Service", "uid-2")]
+    rounds.cluster.service, rounds.cluster.is_collected = {"metadata": {"uid": "uid-3"}}, True
+    rounds.run(made)  # it goes between the look and the write
+    assert owners(rounds.cluster.secret) == [("Service", "uid-3")]
+
+
+@pytest.mark.parametrize(
+    "service",
+    [None, {"metadata": {"uid": "uid-1", "deletionTimestamp": "2026-01-01T00:00:00Z"}}],
+    ids=["gone", "goes"],
+)
+def test_nothing_is_put_back_while_the_release_is_uninstalled(
+    rounds: Rounds, service: Document | None
+) -> None:
+    cluster = rounds.cluster
+    made = kept(cluster, datetime.now(UTC), GOES)
+    show(cluster, made, GOES)
+    cluster.service = service
+    writes = cluster.writes
+    rounds.run(made)
+    assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-1")]
+    cluster.secret = cluster.shown = None
+    rounds.run(made, count=2)
+    assert (cluster.secret, cluster.shown, cluster.writes) == (None, None, writes)
+    assert rounds.waits == [60.0, 60.0, 60.0]  # it may be made anew
+
+
+def test_a_renewal_without_its_secret_is_none(
+    rounds: Rounds, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, now = rounds.cluster, datetime.now(UTC)
+    old = kept(cluster, now - timedelta(days=300), GOES)
+    cluster.is_collected = True
+    with caplog.at_level("INFO"):
+        rounds.run(old)
+    assert rounds.successors == []
+    assert "was renewed" not in caplog.text
+    cluster.is_collected = False
+    rounds.run(old)
+    (renewed,) = rounds.successors
+    assert len(renewed.bundle_pem) > len(old.bundle_pem)
+    assert kept(cluster, now, GOES).to_keep() == renewed.to_keep()
+    assert cluster.shown is not None
+    assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
+
+
+def test_whoever_may_not_look_at_the_service_puts_nothing_back(rounds: Rounds) -> None:
+    rounds.cluster.refuses = True
+    rounds.run(Authority(SiteName("plant-a")))
+    assert rounds.cluster.secret is None
