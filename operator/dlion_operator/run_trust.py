@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from cryptography.hazmat.primitives import serialization
 
@@ -47,21 +48,27 @@ def known(sites: Iterable[SiteName], told: Bundles, kept: Bundles, now: datetime
     return {site: bundle for site, bundle in found.items() if bundle}
 
 
-def same_keys(bundles: Bundles, own: SiteName, kept: Bundles) -> Mapping[SiteName, SiteName]:
+def same_keys(
+    bundles: Bundles, own: SiteName, kept: Bundles, before: Bundles = MappingProxyType({})
+) -> Mapping[SiteName, SiteName]:
     """Sites that are not believed, as an authority of theirs has the key of another site's, for
     whose workers it could sign: and which other site that is.
 
     A certificate is public, and anybody can say that it is theirs: who had that key before, and
-    this site itself, stand. Where nobody did, none of them is believed.
+    this site itself, stand. Where nobody did, none of them is believed. `before` is what was known
+    when this operator started: sites that shared a key then, as earlier releases allowed, share it
+    on.
     """
     keys = {site: _keys(bundle) for site, bundle in bundles.items()}
     had = {site: _keys(bundle) for site, bundle in kept.items()} | {own: keys.get(own, set())}
+    had_then = {site: _keys(bundle) for site, bundle in before.items()}
     found = {}
     for site in bundles.keys() - {own}:
         for other in sorted(bundles.keys() - {site}, key=lambda each: (each != own, each)):
             shared = keys[site] & keys[other]
             is_its_own = shared <= had.get(site, set()) and not shared & had.get(other, set())
-            if shared and not is_its_own:
+            is_of_both = shared <= had_then.get(site, set()) & had_then.get(other, set())
+            if shared and not is_its_own and not is_of_both:
                 found[site] = other
                 break
     return found

@@ -151,11 +151,18 @@ class SiteRuns:
         kept = {**served.kept_bundles, **served.bundles}
         sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
         found = known(sites, {**told, own: authority.bundle_pem}, kept, now)
-        served.same_keys = same_keys(found, own, kept)
+        served.same_keys = same_keys(found, own, kept, served.kept_bundles)
         bundles = {site: each for site, each in found.items() if site not in served.same_keys}
         if (authority, bundles) != (served.authority, served.bundles):
             served.authority, served.bundles = authority, bundles
             self._server.trust_in(run, authority, bundles)
+            for site, other in same_keys(bundles, own, {}).items():
+                _LOG.warning(
+                    "run %s: %s is believed in this run only: its authority has the key of %s's",
+                    run,
+                    site,
+                    other,
+                )
 
     def _is_trusted(self, site: SiteName) -> bool:
         """Whether another site is believed here at all: its runs' authorities stand on its own."""

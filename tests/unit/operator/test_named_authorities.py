@@ -2,7 +2,8 @@
 minute as stuck; a run that trains goes on, with one event; its workers are signed for and known by
 what the job names, which the site's own authority and other runs do not touch; other sites are
 known by what they say of that run, and by what was kept until they say it; a site that says nothing
-of an authority, or of one that is another site's, is named.
+of an authority, or of one that is another site's, is named; who shared one before the operator
+started goes on with it in that run, and the log says so.
 
 Left out: reading Secrets (test_named_secret), gRPC and TLS (tests/local), API servers
 (tests/cluster).
@@ -262,6 +263,36 @@ def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""
+
+
+def test_a_run_that_two_sites_began_with_one_authority_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Earlier releases allowed it; the next run is another."""
+    site, given = Site(), GivenAuthority()
+    both = {A: given.own_pem, B: given.own_pem}
+    site.others.say(given.own_pem)
+    site.open(named(given), kept_bundles=both)
+    for _ in range(2):
+        site.runs.hear(job().key)
+        assert site.told() == both
+    view = site.runs.view(job().key)
+    assert view is not None
+    assert view.remote[B].problem == ""
+    assert caplog.text.count("plant-b is believed in this run only") == 1
+    site.open(named(given), job("2"))
+    site.runs.hear(job("2").key)
+    assert site.told(job("2")) == {A: given.own_pem}
+
+
+def test_who_takes_another_sites_key_in_mid_run_is_not_believed_beside_it() -> None:
+    site, ours, theirs = Site(), GivenAuthority("ours"), GivenAuthority("theirs")
+    site.others.say(theirs.own_pem)
+    site.open(named(ours), kept_bundles={A: ours.own_pem, B: theirs.own_pem})
+    site.open(named(theirs))
+    for _ in range(2):
+        site.runs.hear(job().key)
+        assert set(site.told()) == {A}
 
 
 def test_a_successor_signs_and_its_predecessor_is_believed() -> None:

@@ -1,6 +1,6 @@
 """Facts: of each site of a run counts what it says of its authority, else what was kept; what is no
 authority's, has ended or does not hold yet counts for nothing, and takes no other site's place; nor
-does what has the key of another site's.
+does what has the key of another site's, unless both had it in that run before.
 What is kept on a Job is read again as it was, within the room that annotations have, and whatever
 else stands there is nothing.
 """
@@ -65,6 +65,19 @@ def test_a_key_is_one_sites_alone() -> None:
     assert same_keys(both, A, {}) == {B: C, C: A}
     assert same_keys(both, A, {B: ONE.own_pem}) == {C: A}
     assert same_keys({B: ONE.own_pem, C: renewed.own_pem}, A, {C: ONE.own_pem}) == {B: C}
+
+
+def test_sites_that_had_one_key_when_the_operator_started_keep_it_in_that_run() -> None:
+    renewed = GivenAuthority("renewed", key=ONE.key)
+    now = {A: ONE.own_pem, B: renewed.own_pem}
+    before = {A: ONE.own_pem, B: ONE.own_pem}
+    for own in (A, B, C):
+        assert same_keys(now, own, before, before) == {}
+    assert same_keys(now | {C: ONE.own_pem}, A, before, before) == {C: A}
+    for one_of_them in ({A: ONE.own_pem, B: OTHER.own_pem}, {A: OTHER.own_pem, B: ONE.own_pem}):
+        assert same_keys(now, A, before, one_of_them) == {B: A}
+    more = {A: OTHER.own_pem + ONE.own_pem, B: OTHER.own_pem + ONE.own_pem}
+    assert same_keys(more, A, before, before) == {B: A}
 
 
 def test_what_is_kept_is_read_again() -> None:
