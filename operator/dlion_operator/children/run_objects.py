@@ -54,9 +54,9 @@ def _followed(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         if values["coordinator_address"] == address:
             return str(text)
         values["coordinator_address"] = address
-    except (ValueError, TypeError, KeyError):
+        return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    except (ValueError, TypeError, KeyError, RecursionError):  # ConfigMaps can be edited
         return ""
-    return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _document(job: Job) -> Document:

@@ -316,7 +316,11 @@ def test_pods_that_start_anew_find_the_operator_of_now_with_the_manifest_of_then
     assert second.cluster.writes() == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "not JSON", '{"coordinator_address": "then", "edited": NaN}', "[" * 99_999],
+    ids=["empty", "list", "nothing", "no JSON", "NaN", "deep"],
+)
 def test_a_configuration_that_cannot_be_read_is_left_as_it_is(text: str) -> None:
     first = Site(dlion_job())
     first.look()
