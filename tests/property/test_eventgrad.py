@@ -199,6 +199,19 @@ def variables_message(iteration: int, chosen: list[bool], value: float = 1.0) ->
     return Message(MessageKind.WEIGHTS, iteration, 2, payload=payload)
 
 
+def test_who_takes_over_weights_goes_on_with_its_thresholds_and_its_warm_up() -> None:
+    cluster = cluster_of([2, 2], warmupSteps=3)
+    cluster.lockstep(5)
+    machine = cluster.replicas[ME].machine
+    before = machine.state()
+    machine.overtake(9)
+    after = machine.state()
+    names = [name for name in before if name.startswith("eventgrad_trigger_")]
+    assert before["eventgrad_trigger_steps"] == 5
+    assert all(np.array_equal(after[name], before[name]) for name in names)
+    assert not [name for name in after if name.startswith("eventgrad_last")]
+
+
 def test_what_came_early_is_in_a_checkpoint() -> None:
     cluster = cluster_of([2, 2], bound=0)
     machine = cluster.replicas[ME].machine

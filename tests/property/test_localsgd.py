@@ -3,8 +3,8 @@
 Proved: rounds average by samples, with outer momentum, as the reference does, whatever the order of
 steps and messages, and replicas then agree bit for bit; one local step and a plain mean are
 synchronous averaging; who leaves, or comes back with an old anchor, holds nobody and is in line
-again; nonsense is refused; a restored machine goes on identically. Left out: accuracy
-(tests/simulated).
+again; who takes over weights in mid-round opens none before the others, and keeps its momentum;
+nonsense is refused; a restored machine goes on identically. Left out: accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dlion_worker.policies.interface import (
     Descend,
     Descended,
     MemberJoined,
+    MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
@@ -150,6 +151,31 @@ def test_who_comes_back_with_an_old_anchor_is_in_line_again(
     if len({replica.iteration for replica in cluster.replicas.values()}) == 1:
         for other in others:
             np.testing.assert_array_equal(first.weights_D, other.weights_D)
+
+
+@pytest.mark.parametrize("round_before", [0, 2, 9])
+def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all(round_before: int) -> None:
+    """Whatever it had come to itself: it sends nothing, and is held for nobody, before that."""
+    cluster = WeighingCluster(job(localSteps=5, outerMomentum=0.5), [2, 2])
+    machine = cluster.replicas[ME].machine
+    cluster.handle(ME, MemberLeft(ONE))
+    for iteration in range(1, 5 * round_before + 1):
+        cluster.handle(ME, own_step(iteration, np.ones(20, np.float32), 2))
+    velocity_D = machine.state().get("velocity_D")
+    machine.overtake(23)
+    cluster.handle(ME, MemberJoined(ONE, 23))
+    cluster.links[ME, ONE].clear()
+    for iteration in (24, 25):
+        assert not machine.waiting_for()
+        cluster.handle(ME, own_step(iteration, np.ones(20, np.float32), 2))
+        machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, iteration, 2)))
+    sent = [(one.kind, one.iteration) for one in cluster.links[ME, ONE]]
+    progress, weights = MessageKind.PROGRESS, MessageKind.WEIGHTS
+    assert sent == [(progress, 24), (progress, 25), (weights, 25)]
+    assert machine.waiting_for() == {ONE}
+    assert (velocity_D is not None) == bool(round_before)
+    if velocity_D is not None:
+        np.testing.assert_array_equal(machine.state()["velocity_D"], velocity_D)
 
 
 @given(seed=seeds)

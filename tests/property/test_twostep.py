@@ -3,8 +3,9 @@
 Proved: on every link released + waiting = the sum of velocities, bit for bit; a release's cost is
 within the cost model's bound and one more entry's would not be; the threshold rises as the link's
 rate falls, and as its delay grows; each release counts at the receiver by its samples; models of
-sites combine to their mean by samples; nobody is held for ever; a restored worker goes on
-identically; nonsense and momentum twice are refused. Left out: accuracy (docs/policies.md).
+sites combine to their mean by samples, in turns that taking weights over does not move; nobody is
+held for ever; a restored worker goes on identically; nonsense and momentum twice are refused. Left
+out: accuracy (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -218,6 +219,21 @@ def test_models_of_sites_combine_to_their_mean_by_samples() -> None:
         of_site = [before[0] if rank > 1 else own, before[2], before[3]]
         mean_D = np.average(of_site, axis=0, weights=[4, 6, 2])
         np.testing.assert_allclose(cluster.replicas[rank].weights_D, mean_D, rtol=1e-5)
+
+
+def test_who_takes_over_weights_sends_its_sites_model_when_the_others_do() -> None:
+    cluster = Sites(job(combineEverySteps=4), [2, 2, 2])
+    machine = cluster.replicas[ME].machine
+    machine.overtake(9)
+    for peer in (ONE, TWO):
+        cluster.handle(ME, MemberJoined(peer, 9))
+    receivers = []
+    for iteration in (10, 11, 12):
+        told = machine.handle(own_step(iteration, np.ones(20, np.float32), 2))
+        receivers.append([one.peer for one in told if isinstance(one, SendWeights)])
+        for peer in (ONE, TWO):
+            machine.handle(MessageArrived(peer, Message(MessageKind.PROGRESS, iteration, 2)))
+    assert receivers == [[], [], [TWO]]
 
 
 def test_a_model_of_its_own_site_or_that_comes_twice_is_not_taken_in() -> None:

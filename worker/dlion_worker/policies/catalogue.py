@@ -135,6 +135,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.eventgrad:eventgrad",
         EventgradParameters,
         own_pace=True,
+        lasting=("eventgrad_trigger_",),
     ),
     "gaia": Policy(
         "Updates once they are significant.",
@@ -172,6 +173,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.localsgd:localsgd",
         LocalsgdParameters,
         own_pace=True,
+        lasting=("velocity_D",),
     ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),

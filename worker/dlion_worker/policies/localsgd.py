@@ -211,7 +211,8 @@ class LocalSteps(PeerMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave; before any other event."""
         super().restore(state)
-        self._round, self._samples = int(state["round"]), int(state["round_samples"])
+        passed = self.synchronizer.own // self._parameters.local_steps  # so far, if a peer's state
+        self._round, self._samples = max(passed, int(state["round"])), int(state["round_samples"])
         self._anchor_D = flat(state["anchor_D"]) if "anchor_D" in state else None
         self._velocity_D = flat(state["velocity_D"]) if "velocity_D" in state else None
 

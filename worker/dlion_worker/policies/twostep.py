@@ -241,6 +241,7 @@ class TwoStep(DelayedMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave; before any other event."""
         super().restore(state)
-        self._turn = int(state["twostep_turn"])
+        passed = int(state["iteration"]) // self._every if self._every else 0
+        self._turn = max(passed, int(state["twostep_turn"]))
         self._taken_samples = int(state["twostep_taken_samples"])
         self._combined = by_rank(state, _COMBINED)
