@@ -111,6 +111,26 @@ def test_a_step_whose_update_a_peer_has_made_is_not_done_again(tmp_path: Path) -
     assert np.array_equal(again.replica.model.weights_D, weights_D)
 
 
+def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_update(
+    tmp_path: Path,
+) -> None:
+    """Until then it had no state of policies after the step under way."""
+    worker = Worker(tmp_path, residual="perLink")
+    worker.step(value=ODD)
+    worker.checkpointer.undo_step()
+    worker.checkpointer.save()
+    path = tmp_path / "checkpoint.npz"
+    kept = np.load(path)
+    np.savez(path, **{n: kept[n] for n in kept.files if not n.startswith("after.policies.")})
+    again = Worker(tmp_path, peers=False, residual="perLink")
+    assert again.checkpointer.load()
+    again.checkpointer.overtake(StateSnapshot(1, 8, bytes(4 * SIZE)))
+    assert (again.progress.iteration, again.stream.place) == (1, 1)
+    assert again.machine.next_iteration() == 2
+    state = again.machine.state()
+    assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
+
+
 def test_a_state_of_another_iteration_leaves_this_workers_place_in_its_data(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.stream.place = 5

@@ -143,14 +143,17 @@ class Checkpointer:
     def overtake(self, snapshot: StateSnapshot) -> None:
         """Goes on from a peer's state, with this worker's own place in its data. What its policies
         held back stays where the peer has made the update of the step that was under way, and else
-        is void (`Horizon.overtake`).
+        is void (`Horizon.overtake`); as of an earlier release's checkpoint, which lacks it.
 
         Raises: ContractError where the state is another model's.
         """
         self._replica.take_over(snapshot)
+        policies: Values = {}
         if self._after and int(_array(self._after["iteration"])) == snapshot.iteration:
             self._restore_place(self._after)
-            self._machine.restore({**self._machine.state(), "iteration": snapshot.iteration})
+            policies = _below("policies", self._after)
+        if policies:
+            self._machine.restore({**policies, "iteration": snapshot.iteration})
         else:
             self._machine.overtake(snapshot.iteration)
         self._progress.iteration = snapshot.iteration
@@ -173,6 +176,7 @@ class Checkpointer:
         self._replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
         self._replica.optimizer.restore(_below("optimizer", values))
         self._restore_place(values)
+        self._machine.restore(_below("policies", values))
         self._replica.iteration = int(_array(values["applied_iteration"]))
         self._replica.samples = self._progress.own_samples
 
@@ -181,7 +185,6 @@ class Checkpointer:
         model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
         model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
         self._stream.restore(_below("stream", values))
-        self._machine.restore(_below("policies", values))
         self._progress.take(
             JobProgress(
                 iteration=int(_array(values["iteration"])),
