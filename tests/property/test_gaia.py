@@ -132,12 +132,18 @@ def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
     assert machine.machine.threshold() == pytest.approx(0.2)  # four times the batch, twice the rate
 
 
-def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_threshold() -> None:
+@pytest.mark.parametrize("comes_in_anew", [False, True])
+def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_threshold(
+    comes_in_anew: bool,
+) -> None:
     job = weights_spec("gaia", initial=4, threshold=10.0, decay="inv_sqrt")
     cluster = WeightsCluster(job, [2, 2])
     cluster.lockstep(4)
     machine = cluster.replicas[Rank(0)].machine
     assert np.any(machine.state()["gaia_accumulated_D"])
+    if comes_in_anew:
+        machine = machine.anew()
+        assert machine.next_iteration() == 1
     machine.overtake(9)
     assert not np.any(machine.state()["gaia_accumulated_D"])
     assert machine.next_iteration() == 10

@@ -1,6 +1,8 @@
 """Facts: under every policy an iteration that no peer can have come to is refused, and changes
 nothing; what peers far ahead really say is taken. A result that its sender's own steps do not bear
-out is refused too. Left out: what becomes of a peer that goes on so (tests/unit/trainer).
+out is refused too. Under every policy a worker that comes in anew goes on at the iteration of the
+weights that it takes over; a warm-up goes on, what its own weights held it no longer says. Left
+out: what becomes of a peer that goes on so (tests/unit/trainer).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.horizon import LEAP
+from dlion_worker.policies.horizon import LEAP, Horizon
 from dlion_worker.policies.interface import (
     Layout,
     LocalStepDone,
@@ -47,7 +49,7 @@ class Weights:
     weights_D = np.ones(20, np.float32)
 
 
-def machine_of(policy: str) -> Machine:
+def machine_of(policy: str) -> Horizon:
     """Worker 0 of three, all linked."""
     sites = {ME: "a", ONE: "a", TWO: "b"}
     job = weights_spec(policy, **OF_POLICY.get(policy, {}))
@@ -55,6 +57,26 @@ def machine_of(policy: str) -> Machine:
     for peer in (ONE, TWO):
         machine.handle(MemberJoined(peer))
     return machine
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_comes_in_anew_goes_on_where_a_peers_weights_are(policy: str) -> None:
+    machine = machine_of(policy).anew()
+    assert not machine.waiting_for()
+    machine.overtake(9)
+    assert (machine.next_iteration(), machine.waiting_for()) == (10, frozenset())
+
+
+def test_who_comes_in_anew_goes_on_with_its_warm_up_and_not_with_what_its_weights_hold() -> None:
+    machine = machine_of("dgc")
+    machine.handle(LocalStepDone(1, np.ones(20, np.float32), 8, 1.0))
+    before = machine.state()
+    assert (before["dgc_steps"], before["held_samples_0"]) == (1, 8)
+    machine = machine.anew()
+    machine.overtake(9)
+    state = machine.state()
+    assert state["dgc_steps"] == 1
+    assert "held_samples_0" not in state  # a peer's weights may lack what was trained on apart
 
 
 def refusals(machine: Machine, message: Message) -> list[str]:

@@ -304,7 +304,7 @@ class Node:
 
     def _come_in_anew(self) -> None:
         """As `Worker` does."""
-        before, self.machine = self.machine, self._new_machine(self._job)
+        before, self.machine = self.machine, self.machine.anew()
         self.loop.begin_anew(self.machine)
         self.inbox.begin_anew(self.progress.iteration)
         self._network.renew(self)

@@ -104,7 +104,7 @@ class Node:
             self.progress.take(self._before)
         self._is_held = False
         before = self.parts.machine
-        self.hearing.begin_anew(self.new_machine())
+        self.hearing.begin_anew(before.anew())
         self.inbox.begin_anew(self.progress.iteration)
         self.come_in(before)
         for peer in sorted(self.neighbours):

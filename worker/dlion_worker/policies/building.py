@@ -14,7 +14,7 @@ from dlion_api.spec.bounds import MOST_WORKERS
 from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
 from dlion_worker.policies.catalogue import find, parameters_of
 from dlion_worker.policies.combining import Weighting
-from dlion_worker.policies.folding import LASTING, FoldingMachine
+from dlion_worker.policies.folding import HELD, FoldingMachine
 from dlion_worker.policies.horizon import Horizon
 from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
@@ -116,7 +116,7 @@ def build(
     context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows)
     parameters = parameters_of(job_spec, ranks=context.ranks)
     policy = find(job_spec.exchange.policy)
-    return Horizon(partial(policy.builder(), context, parameters), (*policy.lasting, *LASTING))
+    return Horizon(partial(policy.builder(), context, parameters), policy.lasting, held=HELD)
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Horizon:

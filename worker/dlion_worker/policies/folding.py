@@ -64,8 +64,8 @@ LEVEL_STEPS = 2
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
 
-LASTING = (_HELD, _STEP_OF)
-"""Where weights are taken over, less than they hold: the rest is learnt of peers."""
+HELD = (_HELD, _STEP_OF)
+"""Of a checkpoint, where weights are taken over: less than they hold. The rest peers tell."""
 
 
 class FoldingMachine:

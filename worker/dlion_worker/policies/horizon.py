@@ -34,10 +34,15 @@ _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 class Horizon:
     """A machine whose peers are held to what they can have come to."""
 
-    def __init__(self, build: Callable[[], Machine], lasting: tuple[str, ...] = ()) -> None:
-        """`lasting`: how the names begin of what in the machine's state stays right whatever the
-        weights are."""
-        self._build, self._lasting = build, lasting
+    def __init__(
+        self,
+        build: Callable[[], Machine],
+        lasting: tuple[str, ...] = (),
+        held: tuple[str, ...] = (),
+    ) -> None:
+        """How names in the machine's state begin. `lasting`: of what stays right whatever the
+        weights are; `held`: of what the weights of a checkpoint hold, and a peer's later ones."""
+        self._build, self._lasting, self._held = build, lasting, held
         self.machine = build()
         self._furthest = 0
         """Of this worker's own steps, and of what was believed of peers'."""
@@ -82,10 +87,20 @@ class Horizon:
         """Before any other event: the weights are a peer's now, of that iteration. What had arrived
         for this worker's own they hold already, and what of its gradients was held back may have
         left since: the machine begins anew, but for what lasts."""
-        state = self.machine.state()
-        kept = {name: value for name, value in state.items() if name.startswith(self._lasting)}
+        kept = self._named((*self._lasting, *self._held))
         self.machine = self._build()
         self.restore({**self.machine.state(), **kept, "iteration": iteration})
+
+    def anew(self) -> Horizon:
+        """One that has heard nothing yet, for a worker that comes in once more. It has what lasts,
+        but not what this one's weights hold: a peer's may lack what was trained on apart."""
+        machine = Horizon(self._build, self._lasting, self._held)
+        machine.restore({**machine.state(), **self._named(self._lasting)})
+        return machine
+
+    def _named(self, beginnings: tuple[str, ...]) -> dict[str, Value]:
+        state = self.machine.state()
+        return {name: value for name, value in state.items() if name.startswith(beginnings)}
 
 
 def _beyond(message: Message, most: int) -> str:

@@ -13,7 +13,6 @@ from dlion_api.errors import ContractError, DivergedError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
-from dlion_worker.policies import build_for
 from dlion_worker.policies.catalogue import has_barrier
 from dlion_worker.policies.clusters import graph_of_groups
 from dlion_worker.policies.interface import (
@@ -105,12 +104,12 @@ class VirtualWorker:
         self.hearing.handle(self.inbox.start(iteration))
 
     def begin_anew(self) -> None:
-        """It comes in once more: of what it knew only the weights are left. A step whose update was
-        not made is as if it had not been."""
+        """It comes in once more: of what it knew only the weights are left, and what lasts. A step
+        whose update was not made is as if it had not been."""
         self.phase = Phase.ENTERING
         self._undo_step()
         self._arrived = []
-        self.hearing.begin_anew(build_for(self.parts.job, self.rank, self.parts.replica.model))
+        self.hearing.begin_anew(self.parts.machine.anew())
         self.inbox.begin_anew(self.progress.iteration)
 
     def _undo_step(self) -> None:

@@ -313,9 +313,8 @@ class Worker:
 
     def _come_in_anew(self) -> None:
         """Others train and it is not level with them: as after a restart. Its policies keep
-        what they knew only where it goes on from its own weights."""
-        before = self._machine
-        self._machine = policies.build_for(self._job, self._rank, self._replica.model)
+        what they knew only where it goes on from its own weights, but for what lasts."""
+        before, self._machine = self._machine, self._machine.anew()
         self._loop.begin_anew(self._machine)
         self._inbox.begin_anew(self._progress.iteration)
         self._exchange.renew_links("comes in anew: others trained meanwhile")
