@@ -337,7 +337,7 @@ class Node:
             Parts(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
-                inbox=self.inbox, refusals=refusals, training_set_samples=lambda: 1000,
+                inbox=self.inbox, refusals=refusals, training_set_samples=lambda _: 1000,
                 worker_count=len(self._job.workers()),
             ),
             progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,

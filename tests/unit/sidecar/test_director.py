@@ -4,7 +4,8 @@ Proves: batch shares follow hard quotas within 10 % in ten iterations, from the 
 were probed, and again after the quotas are permuted; all directors agree on shares that sum to the
 global batch; each directive says why; a lost worker's share is spread; budgets follow deliveries
 and their absence of change makes no directive; a restarted sidecar goes on from the last directive;
-idle links are probed, one at a time. Leaves out: sockets (tests/local).
+idle links are probed, one at a time; how much data there are is told before any speed, and few more
+make no directive. Leaves out: sockets (tests/local).
 """
 
 from __future__ import annotations
@@ -248,6 +249,41 @@ def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
     again.handle(directors[0].directive, 3.0)
     again.handle(Peers(membership_of(job), 200, 100), 3.0)
     assert train(again, 6) == 10_100
+
+
+def test_a_new_sidecar_hears_and_tells_how_much_data_there_are_before_any_speed() -> None:
+    """As that of a worker that has taken a peer's state over, in another pod, before a step."""
+    job = job_of(2)
+    trains, anew = Director(job, Rank(0)), Director(job, Rank(1))
+    trains.handle(Peers(membership_of(job), 2000, 1000), 0.0)
+    trains.handle(StepTiming(1, 50, 1.0, 1.0, 1.0), 1.0)
+    assert trains.directive is not None
+    assert trains.directive.training_set_samples == 0
+    anew.handle(Peers(membership_of(job), 48, 24), 0.0)
+    trains.heard(anew.own(), 1)
+    anew.heard(trains.own(), 1)
+    for director in (trains, anew):
+        assert director.directive is not None
+        assert director.directive.training_set_samples == 1024
+        assert not director.capacities.known([Rank(0), Rank(1)])
+    trains.heard(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 48, 72), 2)
+    trains.heard(Capacity(Rank(1), 9.0, 1.0, CapacitySource.RATE, 4, 0, 96), 2)
+    trains.heard(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 0, 500), 1)
+    assert trains.directive.training_set_samples == 1096, "an older incarnation is no news"
+
+
+def test_a_few_files_more_make_no_directive() -> None:
+    job = job_of(2, dataset=WATCHED)
+    director = Director(job, Rank(0))
+    director.heard(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
+    told = [
+        director.handle(Peers(membership_of(job), 2 * samples, samples), 0.0)
+        for samples in range(200_000, 206_000)
+    ]
+    known = [one.training_set_samples for one in told if one is not None]
+    assert known == [400_000, 404_001]
+    assert director.directive is not None
+    assert "the training set has 404001 samples" in director.directive.reason
 
 
 WATCHED: dict[str, object] = {

@@ -23,7 +23,14 @@ class Capacities:
         self._rank = rank
         self._known: dict[Rank, Capacity] = {}
         self._incarnation: dict[Rank, int] = {}
+        self._told_samples: dict[Rank, int] = {}
+        """How much data each worker has, as told last; also of who has no known speed yet."""
         self._whole_set = 0
+
+    def has_data(self, own_samples: int) -> None:
+        """This worker trains on so many samples; 0: not told."""
+        if own_samples:
+            self._told_samples[self._rank] = own_samples
 
     def publish(
         self,
@@ -61,19 +68,20 @@ class Capacities:
         return True
 
     def own(self) -> Capacity:
-        """This worker's published capacity, for its peers."""
-        return self._known.get(
-            self._rank, Capacity(self._rank, 0.0, 0.0, CapacitySource.UNKNOWN, 0)
-        )
+        """This worker's published capacity, for its peers; before there is one, its data alone."""
+        samples = self._told_samples.get(self._rank, 0)
+        nothing = Capacity(self._rank, 0.0, 0.0, CapacitySource.UNKNOWN, 0, own_samples=samples)
+        return self._known.get(self._rank, nothing)
 
     def learn(self, capacity: Capacity, incarnation: int) -> bool:
         """Takes what a peer said of itself; whether that is news (not older than what is known)."""
         if capacity.source is CapacitySource.UNKNOWN or capacity.samples_per_s <= 0:
-            return False
+            return self._learn_data(capacity, incarnation)
         known = self._known.get(capacity.rank)
         age = (incarnation, capacity.iteration)
         if known is not None and age < (self._incarnation.get(capacity.rank, 0), known.iteration):
             return False
+        self._learn_data(capacity, incarnation)
         self._incarnation[capacity.rank] = incarnation
         self._known[capacity.rank] = capacity
         return (
@@ -84,6 +92,14 @@ class Capacities:
             or known.noise != capacity.noise
             or known.exchange_s != capacity.exchange_s
         )
+
+    def _learn_data(self, capacity: Capacity, incarnation: int) -> bool:
+        before = self._told_samples.get(capacity.rank, 0)
+        is_older = incarnation < self._incarnation.get(capacity.rank, 0)
+        if is_older or capacity.own_samples in (0, before):
+            return False
+        self._told_samples[capacity.rank] = capacity.own_samples
+        return True
 
     def resume(self, samples_per_s: dict[Rank, float], whole_set: int) -> None:
         """Begins from what an earlier sidecar knew, where nothing is known yet."""
@@ -113,7 +129,8 @@ class Capacities:
 
     def whole_set(self, ranks: Collection[Rank]) -> int:
         """Samples of those workers together; until all have told, what it was last, 0 at first."""
-        self._whole_set = sum(self.own_samples(ranks).values()) or self._whole_set
+        if self._told_samples.keys() >= set(ranks):
+            self._whole_set = sum(self._told_samples[rank] for rank in ranks)
         return self._whole_set
 
     def noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:

@@ -43,6 +43,7 @@ from dlion_worker.sidecar.reasons import reason_for
 
 SHARE_TOLERANCE_FRACTION = 0.02
 BUDGET_TOLERANCE_FRACTION = 0.05
+DATA_TOLERANCE_FRACTION = 0.01
 MOST_OWN_FACTOR = 2.0
 """A budget is for at most so many times what the gradient takes: a worker whose exchange costs it
 more than the gradient is not given still more to send for being slow at it."""
@@ -122,6 +123,7 @@ class Director:
                 self._peers = tuple(m for m in ready if m.identity.rank != self._rank)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
+                self.capacities.has_data(record.own_samples)
                 self._set_links()
                 self._look(now_s)
             case Directive():
@@ -368,10 +370,10 @@ def _differs(last: Directive, wanted: Directive) -> bool:
         wanted.global_batch_size,
     ):
         return True
-    if (last.grouping, last.training_set_samples) != (
-        wanted.grouping,
-        wanted.training_set_samples,
-    ):
+    if last.grouping != wanted.grouping:
+        return True
+    more = abs(wanted.training_set_samples - last.training_set_samples)
+    if more > DATA_TOLERANCE_FRACTION * last.training_set_samples:
         return True
     if last.budget_bytes.keys() != wanted.budget_bytes.keys():
         return True

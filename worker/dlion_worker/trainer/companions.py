@@ -32,8 +32,8 @@ from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.training.datasets import BatchStream, DataSet, FolderWatch, whole_is_known
 
 UNTOLD_S = 60.0
-"""For so long a worker that does not see all data waits to be told how many they are; then it
-counts as if all had as many as itself."""
+"""For so long from its first step a worker that does not see all data waits to be told how many
+they are; then it counts as if all had as many as itself."""
 
 
 class Companions:
@@ -54,6 +54,7 @@ class Companions:
         credentials: WorkerCredentials,
         reporter: Reporter,
         kept: Callable[[Path], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`kept` hears of the folder of each model that is published."""
         self._kept = kept
@@ -66,19 +67,22 @@ class Companions:
         self._coordination = coordination
         self._credentials = credentials
         self._reporter = reporter
-        self._began_s = time.monotonic()
+        self._now_s = now_s
+        self._stepped_s: float | None = None
         self._telling = threading.Lock()
         self._closing = ExitStack()
 
-    def training_set_samples(self) -> int:
+    def training_set_samples(self, has_stepped: bool) -> int:
         """Of all workers together, where not all see the same by what each has told its sidecar;
-        0: not known yet."""
+        0: not known yet. `has_stepped`: this incarnation has made a step of its own."""
         if whole_is_known(self._job):
             return self._as_if_all_had_as_many()
         directive = self._sidecar.latest_directive()
         if directive is not None and directive.training_set_samples:
             return directive.training_set_samples
-        is_late = time.monotonic() - self._began_s > UNTOLD_S
+        if has_stepped and self._stepped_s is None:
+            self._stepped_s = self._now_s()
+        is_late = self._stepped_s is not None and self._now_s() - self._stepped_s > UNTOLD_S
         return self._as_if_all_had_as_many() if is_late else 0
 
     def _as_if_all_had_as_many(self) -> int:

@@ -55,7 +55,8 @@ class Parts:
     reporter: Reporter
     inbox: Inbox
     refusals: Refusals
-    training_set_samples: Callable[[], int]
+    training_set_samples: Callable[[bool], int]
+    """Of all workers, 0: not known yet; told whether this one has made a step."""
     worker_count: int
 
 
@@ -260,9 +261,12 @@ class TrainingLoop:
             or stop_reason(
                 self._parts.job.spec.trainer.stop,
                 self.progress,
-                training_set_samples=self._parts.training_set_samples(),
+                training_set_samples=self._training_set_samples(),
             )
         )
+
+    def _training_set_samples(self) -> int:
+        return self._parts.training_set_samples(self._local_batch_size > 0)
 
     def _announce(self, reason: str) -> None:
         inbox = self._parts.inbox
@@ -324,7 +328,7 @@ class TrainingLoop:
                     weights_hash=weights_hash(parts.replica.model.weights_D)
                     if parts.job.spec.trainer.hash_weights
                     else "",
-                    epochs=self.progress.epochs(parts.training_set_samples()),
+                    epochs=self.progress.epochs(self._training_set_samples()),
                 )
             )
         parts.refusals.report(parts.inbox.take_refusals())

@@ -1,0 +1,98 @@
+"""Facts: where no worker sees all data, their number is what the sidecar says; as long as it says
+none they are unknown, however long the worker waits for others before its first step, and for a
+minute from that step on; then all count as having as many as this worker. A number that is known
+is taken at once.
+
+Left out: how sidecars come to know it (tests/unit/sidecar/test_director.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlion_api.measurements import Directive
+from dlion_api.spec import Job, load_job
+from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer.companions import UNTOLD_S, Companions
+from dlion_worker.training.datasets import BatchStream, DataSet
+
+OWN_SAMPLES = 24
+
+
+def job(dataset: dict[str, object]) -> Job:
+    return load_job(
+        {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": "cameras"},
+            "spec": {
+                "sites": [{"name": "plant", "groups": [{"name": "any", "workers": 2}]}],
+                "trainer": {
+                    "image": "dlion",
+                    "program": {"builtin": "digits"},
+                    "dataset": dataset,
+                    "stop": {"maxEpochs": 3},
+                },
+            },
+        }
+    )
+
+
+OF_ITS_OWN: dict[str, object] = {
+    "path": "cameras/{rank}", "format": "npz", "evaluationPath": "held-out",
+}  # fmt: skip
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[SidecarClient]:
+    """Nobody is at its other end; what came from there is put in."""
+    client = SidecarClient(tmp_path / "sidecar.sock")
+    yield client
+    client.close()
+
+
+def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object]) -> Companions:
+    x, y = np.zeros((OWN_SAMPLES, 8, 8, 1), np.float32), np.zeros(OWN_SAMPLES, np.int32)
+    data = DataSet({"own": (x, y)}, x, y, class_count=10, training_set_samples=2 * OWN_SAMPLES)
+    others: dict[str, Any] = dict.fromkeys(
+        ("replica", "exchange", "neighbourhood", "coordination", "credentials", "reporter")
+    )
+    stream = BatchStream(data, seed=0, rank=0)
+    return Companions(
+        job(dataset), None, data=data, stream=stream, sidecar=sidecar, now_s=clock,  # type: ignore[arg-type]
+        kept=lambda _: None, **others,
+    )  # fmt: skip
+
+
+def test_a_worker_that_waits_before_its_first_step_knows_no_number(sidecar: SidecarClient) -> None:
+    clock = Clock()
+    known = companions(sidecar, clock, OF_ITS_OWN)
+    clock.now_s += 10 * UNTOLD_S  # it joins, and pulls a state over a slow link
+    assert known.training_set_samples(False) == 0
+    assert known.training_set_samples(True) == 0
+    clock.now_s += UNTOLD_S
+    assert known.training_set_samples(True) == 0
+    clock.now_s += 1.0
+    assert known.training_set_samples(True) == 2 * OWN_SAMPLES
+    sidecar._directive = Directive(1, 8, 16, training_set_samples=1024)
+    assert known.training_set_samples(True) == 1024
+
+
+def test_what_is_known_counts_at_once(sidecar: SidecarClient) -> None:
+    known = companions(sidecar, Clock(), OF_ITS_OWN)
+    sidecar._directive = Directive(1, 8, 16, training_set_samples=1024)
+    assert known.training_set_samples(False) == 1024
+    shared_out = companions(sidecar, Clock(), {"name": "digits"})
+    assert shared_out.training_set_samples(False) == 2 * OWN_SAMPLES
