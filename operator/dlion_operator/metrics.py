@@ -172,7 +172,7 @@ class FederationMetrics(Collector):
         )
         for site, dialler in self._node.diallers.items():
             connected.add_metric([site], float(dialler.connected))
-            bundle.add_metric([site], float(self._node.has_bundle(site)))
+            bundle.add_metric([site], float(self._node.bundle_will_do(site)))
             failures.add_metric([site], dialler.failures)
             sent.add_metric([site], dialler.sent_bytes)
             heard = self._node.hearing(site)

@@ -17,6 +17,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import Tokens
+from dlion_operator.authority import Authority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
@@ -243,10 +244,12 @@ async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
     job = manifest()
     a.open(job)
     bundle = b.site.bundle_file.read_bytes()
-    b.site.bundle_file.unlink()
+    b.site.bundle_file.write_bytes(
+        Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
+    )
     await until(lambda: B in a.site.problems())
     assert await a.bundles(job.workers()[0]) == {A: a.site.authority.bundle_pem}
-    assert "No such file" in a.view().remote[B].problem
+    assert "has run out on" in a.view().remote[B].problem
     joined = a.join(job.workers()[0], job.hash())
     assert dict((await joined.read()).site_bundles_pem) == {A: a.site.authority.bundle_pem}
     b.site.bundle_file.write_bytes(bundle)

@@ -215,6 +215,14 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         await until(lambda: heard(a, B).figures.iteration == 2)
         b.bundle_file.write_text("no bundle")
         await until(lambda: "holds no certificates" in a.node.problem(B))
+        assert not a.node.bundle_will_do(B)
+        assert a.bundles[-1] == {B: b.authority.bundle_pem}, "that of before stands"
+        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 3, 1.0))
+        await until(lambda: heard(a, B).figures.iteration == 3)
+        b.bundle_file.write_bytes(
+            Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
+        )
+        await until(lambda: "has run out on" in a.node.problem(B))
         assert not a.node.has_bundle(B)
         assert a.bundles[-1] == {}
         await until(lambda: a.node.service.refusals[RefusalReason.BAD_CERTIFICATE])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import grpc
 
 from cluster_pods import Access
 from dlion_api.errors import UnavailableError
+from dlion_operator.authority import Authority
 from dlion_worker.coordination import request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.keeping import KeeperClient
@@ -65,10 +67,10 @@ def _answering(proof: Proof | None, port: int = 0) -> Iterator[str]:
 
 
 def unknown_site(at: Scene) -> Ended:
-    """Plant-b's bundle is taken away here, and comes back."""
+    """Plant-b's bundle here is one that has run out, and then as it was."""
     file, reason = at.neighbour.site.bundle_file, "UnknownAuthority"
     before, content = at.peer_refusals("exchange", "dialled", reason), file.read_bytes()
-    file.write_bytes(b"")
+    file.write_bytes(Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem)
     until(lambda: at.peer_refusals("exchange", "dialled", reason) > before, "the trainer tells")
     file.write_bytes(content)
     until(lambda: at.operator.metric("dlion_federation_bundle_valid") == 1, "it is back")

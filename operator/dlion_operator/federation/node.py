@@ -120,14 +120,19 @@ class FederationNode:
         return await self._meter.bandwidth(site)
 
     def has_bundle(self, site: SiteName) -> bool:
-        """Whether that site's bundle will do."""
+        """Whether that site is believed: by its bundle as it is, or as it was before."""
         return site in self._bundles.pems
+
+    def bundle_will_do(self, site: SiteName) -> bool:
+        """Whether that site's file is as it should be: after a restart nothing else is believed."""
+        return site in self._bundles.pems and site not in self._bundles.problems
 
     def _reload(self) -> None:
         if not self._bundles.reload():
             return
         for site, problem in self._bundles.problems.items():
-            _LOG.error("site %s is not trusted: %s", site, problem)
+            words = "site %s: %s" if self.has_bundle(site) else "site %s is not trusted: %s"
+            _LOG.error(words, site, problem)
         self.credentials.trust(self._bundles.pems)
         self._on_bundles(self._bundles.pems)
 

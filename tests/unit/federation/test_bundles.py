@@ -1,7 +1,8 @@
-"""Facts: a bundle is read again when its file changes; a file that is missing, is no certificate,
-holds one of no authority, is too long or has run out takes that site's trust away, says why and
-what to do, and leaves the other sites alone; nothing but certificates is taken from it. The
-settings name the other sites and not this one.
+"""Facts: a bundle is read again when its file changes; by a file that is missing, is no
+certificate, holds one of no authority, is too long or has run out nobody is believed, and it says
+why and what to do, and leaves the other sites alone; but what the file held before
+stands where it cannot be read now, until that has run out. Nothing but certificates is taken from
+it. The settings name the other sites and not this one.
 
 Left out: what a new bundle does to streams (tests/local/test_federation.py).
 """
@@ -84,6 +85,30 @@ def test_what_is_no_bundle_is_not_trusted(tmp_path: Path, content: bytes, words:
     assert words in bundles.problems[B]
     assert str(bad) in bundles.problems[B]
     assert set(bundles.pems) == {C}
+
+
+def test_the_last_good_bundle_stands_where_its_file_cannot_be_read(tmp_path: Path) -> None:
+    path, now = tmp_path / "b.pem", datetime.now(UTC)
+    path.write_bytes(AUTHORITY.bundle_pem)
+    bundles = Bundles({B: path})
+    bundles.reload(now=now)
+    broken = AUTHORITY.bundle_pem.replace(b"M", b"N", 3)
+    for content, words in ((broken, "holds no certificates"), (None, "cannot be read: No such")):
+        path.unlink() if content is None else path.write_bytes(content)
+        assert bundles.reload(now=now)
+        assert not bundles.reload(now=now)
+        assert bundles.pems == {B: AUTHORITY.bundle_pem}
+        assert words in bundles.problems[B]
+        assert "the bundle of before stands until this operator starts anew" in bundles.problems[B]
+    assert bundles.reload(now=now + timedelta(days=400))
+    assert bundles.pems == {}
+    assert "stands" not in bundles.problems[B]
+    path.write_bytes(AUTHORITY.bundle_pem)
+    assert bundles.reload(now=now)
+    assert (bundles.pems, bundles.problems) == ({B: AUTHORITY.bundle_pem}, {})
+    path.write_bytes(Authority(B, now=now - timedelta(days=400)).bundle_pem)
+    assert bundles.reload(now=now)
+    assert bundles.pems == {}, "what the file says now is that nobody is to be believed"
 
 
 def test_only_certificates_are_taken_from_a_file(tmp_path: Path) -> None:
