@@ -315,11 +315,19 @@ def test_what_is_dialled_and_does_not_prove_itself_anew_hears_no_more(
 ) -> None:
     a, b = linked
     monkeypatch.setattr(proving, "PROVES_WITHIN_S", 1.0)
-    target = a.exchange._diallers[TO_B]._connection
+    own, before, other = AUTHORITIES[PLANT_A], AUTHORITIES[PLANT_B], Authority(PLANT_B)
+    dialler = a.exchange._diallers[TO_B]
+    target = dialler._connection
     with monkeypatch.context() as patch:
-        patch.setattr(Dialler, "_connection", lambda self, address: target("127.0.0.1:1"))
-        bundle = Authority(PLANT_B).bundle_pem + AUTHORITIES[PLANT_B].bundle_pem
-        trusts(a, plant_a=AUTHORITIES[PLANT_A].bundle_pem, plant_b=bundle)
+        patch.setattr(dialler, "_connection", lambda _: target("127.0.0.1:1"))
+        trusts(a, plant_a=own.bundle_pem, plant_b=other.bundle_pem + before.bundle_pem)
+        key, proof = WorkerKey(), b.exchange._config.credentials
+        proof.renew(key, other.sign(key.csr_pem(), B, JOB))
+        b.exchange.remake_links()
+        until(lambda: remade(b) == 1)
+        time.sleep(2.0)
+        assert a.events.empty(), "nobody that was believed is believed no longer"
+        trusts(a, plant_a=own.bundle_pem, plant_b=other.bundle_pem)
         assert "has not proved itself" in a.wait_for(LinkDown).reason
         b.wait_for(LinkDown)
     for worker in linked:

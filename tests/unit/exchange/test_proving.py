@@ -1,6 +1,7 @@
 """Facts: what a peer has shown holds to its certificate's end, and on a connection that stands for
 a tenth of its life more; it is judged again where other authorities are believed. A peer that was
-dialled is to prove itself anew, once for each reason, and where it does not its stream ends.
+dialled is to prove itself anew, once for each reason, and where it does not its stream ends, unless
+all authorities by which it may have proved itself are believed still.
 
 Time is an argument. Left out: the streams themselves (tests/local/test_renewed_links.py).
 """
@@ -116,6 +117,21 @@ def test_a_peer_of_other_authorities_is_given_up_soon_unless_it_proves_itself_by
     assert proving.judge(between, None, late_s, SIGNED) is Verdict.HOLDS
     assert proving.judge(between, None, late_s + 1.0, SIGNED) is Verdict.OTHER_AUTHORITIES
     assert proving.judge(proving.now(), None, late_s + 2.0, SIGNED) is Verdict.HOLDS
+
+
+def test_a_peer_whose_authorities_are_more_is_asked_and_not_given_up() -> None:
+    site = Site()
+    proving, more = Proving(site.mine, PEER), Authority(PLANT_B, now=SIGNED)
+    dialled = proving.now()
+    for authorities in ((site.authority, more), (site.authority.renewed(),)):
+        site.trusts(*authorities)
+        assert proving.judge(dialled, None, 10.0, SIGNED) is Verdict.RENEW
+        late_s = 11.0 + PROVES_WITHIN_S
+        assert proving.judge(dialled, None, late_s, SIGNED) is Verdict.HOLDS
+    site.trusts()
+    assert proving.judge(dialled, None, 50.0, SIGNED) is Verdict.RENEW
+    late_s = 51.0 + PROVES_WITHIN_S
+    assert proving.judge(dialled, None, late_s, SIGNED) is Verdict.OTHER_AUTHORITIES
 
 
 def test_other_sites_authorities_are_no_reason() -> None:

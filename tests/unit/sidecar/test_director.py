@@ -278,12 +278,12 @@ def test_a_few_files_more_make_no_directive() -> None:
     director.heard(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
     told = [
         director.handle(Peers(membership_of(job), 2 * samples, samples), 0.0)
-        for samples in range(200_000, 206_000)
+        for samples in range(200_000, 206_000, 100)
     ]
     known = [one.training_set_samples for one in told if one is not None]
-    assert known == [400_000, 404_001]
+    assert known == [400_000, 404_100]
     assert director.directive is not None
-    assert "the training set has 404001 samples" in director.directive.reason
+    assert "the training set has 404100 samples" in director.directive.reason
 
 
 WATCHED: dict[str, object] = {

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
 from dlion_api.names import WorkerIdentity
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.peer_proof import PeerProof
 
 PROVES_WITHIN_S = 30.0
-"""A peer whose site is believed by other authorities than before; after that the stream ends."""
+"""A peer whose site is no longer believed by an authority of before; after that the stream ends."""
 
 
 @dataclass(eq=False)
@@ -46,6 +49,8 @@ class Proving:
         self._site = peer.site
         self._asked: tuple[Proven, bytes | None, bool] | None = None
         self._asked_s = 0.0
+        self._one_is_gone = False
+        """Whether the peer may have been believed by an authority that is not there any more."""
 
     def now(self) -> Proven:
         """By what the peer is believed on a connection that is made now."""
@@ -68,9 +73,27 @@ class Proving:
         asks = (proven, bundle, is_over)
         if self._asked != asks:
             self._asked, self._asked_s = asks, now_s
+            self._one_is_gone = is_other and not _has_all(bundle, proven.bundle_pem)
             return Verdict.RENEW
-        if is_other and now_s - self._asked_s > PROVES_WITHIN_S:
+        if self._one_is_gone and now_s - self._asked_s > PROVES_WITHIN_S:
             return Verdict.OTHER_AUTHORITIES
         if proven.proof is not None and proven.proof.has_ended(standing=True, now=now):
             return Verdict.ENDED
         return Verdict.HOLDS
+
+
+def _has_all(bundle: bytes | None, before: bytes | None) -> bool:
+    """Whether whoever was believed by that bundle is believed by this one: an authority is its name
+    and key, whichever certificate says so."""
+    if bundle is None or before is None:
+        return False
+    try:
+        return _authorities(before) <= _authorities(bundle)
+    except Exception:  # noqa: BLE001 - what cryptography raises for odd keys has no common class
+        return False
+
+
+def _authorities(bundle: bytes) -> set[tuple[x509.Name, bytes]]:
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    certificates = x509.load_pem_x509_certificates(bundle)
+    return {(each.subject, each.public_key().public_bytes(*form)) for each in certificates}
