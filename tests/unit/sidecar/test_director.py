@@ -272,6 +272,18 @@ def test_a_new_sidecar_hears_and_tells_how_much_data_there_are_before_any_speed(
     assert trains.directive.training_set_samples == 1096, "an older incarnation is no news"
 
 
+def test_who_was_lost_before_a_sidecar_began_counts_as_the_others_mean() -> None:
+    job = job_of(3)
+    director = Director(job, Rank(1))
+    director.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
+    director.heard(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
+    assert director.directive is not None
+    assert director.directive.training_set_samples == 1536
+    director.heard(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
+    director.handle(Peers(membership_of(job), 72, 24), 1.0)
+    assert director.directive.training_set_samples == 1124
+
+
 def test_a_few_files_more_make_no_directive() -> None:
     job = job_of(2, dataset=WATCHED)
     director = Director(job, Rank(0))

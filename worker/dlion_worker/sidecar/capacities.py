@@ -127,10 +127,12 @@ class Capacities:
         told = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
         return told if len(told) == len(ranks) and all(told.values()) else {}
 
-    def whole_set(self, ranks: Collection[Rank]) -> int:
-        """Samples of those workers together; until all have told, what it was last, 0 at first."""
-        if self._told_samples.keys() >= set(ranks):
-            self._whole_set = sum(self._told_samples[rank] for rank in ranks)
+    def whole_set(self, active: Collection[Rank], gone: Collection[Rank]) -> int:
+        """Samples of those workers together; until all active ones have told, what it was last, 0
+        at first. Who is gone and has told this sidecar nothing counts as the others' mean."""
+        told = [self._told_samples[r] for r in {*active, *gone} if r in self._told_samples]
+        if told and self._told_samples.keys() >= set(active):
+            self._whole_set = round(sum(told) / len(told) * len({*active, *gone}))
         return self._whole_set
 
     def noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:

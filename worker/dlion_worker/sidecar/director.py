@@ -348,7 +348,7 @@ class Director:
             capacities=self.capacities.known(active),
             bandwidth_bytes_per_s=self._bandwidths(),
             grouping=self.grouping,
-            training_set_samples=self.capacities.whole_set({*active, *members}),
+            training_set_samples=self.capacities.whole_set(active, members),
         )
         if self.directive is not None and not (
             _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
