@@ -375,8 +375,10 @@ def test_every_site_names_the_one_that_drifted(
     be the same at all sites is no drift."""
     _, b, c = three_sites
 
-    def document(seed: int = 1) -> dict[str, Any]:
-        return manifest(seed, sites=[{"name": each, "groups": GROUPS} for each in ALL_SITES])
+    def document(seed: int = 1, **trainer: Any) -> dict[str, Any]:
+        made = manifest(seed, sites=[{"name": each, "groups": GROUPS} for each in ALL_SITES])
+        made["spec"]["trainer"] |= trainer
+        return made
 
     def verdicts() -> set[tuple[str, str, str]]:
         return {site.consistent() for site in three_sites}
@@ -386,10 +388,10 @@ def test_every_site_names_the_one_that_drifted(
         site.kubectl.apply(document())
     eventually("all is consistent", lambda: {each[0] for each in verdicts()} == {"True"})
 
-    image = '{"spec": {"trainer": {"image": "registry.example/other:1"}}}'
-    c.kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", image)
-    generation = c.kubectl.get("dlj", "digits")["metadata"]["generation"]
-    eventually("it is looked at", lambda: c.status().get("observedGeneration") == generation)
+    c.kubectl.run("delete", "dlj", "digits")
+    c.kubectl.apply(document(image="registry.example/other:1"))
+    eventually("it is looked at", lambda: c.status().get("observedGeneration") == 1)
+    eventually("all are there", lambda: b.site("plant-c").get("state") != "Absent")
     time.sleep(DRIFT_WITHIN_S)
     assert {each[0] for each in verdicts()} == {"True"}
 
