@@ -1,10 +1,11 @@
 """Workers that are lost, come and go while a job trains, by real pods.
 
 Proves: a killed trainer (by a signal, or by the kernel for want of memory), a deleted and an
-evicted pod make the job Degraded, with an event, and it trains with all again by itself, no index
-failed for good; a group grows from two workers to four and shrinks to two, each with its share of
-the batch: those who were there before throw no iteration away, and none becomes longer than twice
-the median by waiting for those who go. (By waiting alone, as the records tell it: how long
+evicted pod make the job Degraded, each with an event not older than a minute (the same is not told
+again sooner), and it trains with all again by itself, no index failed for good, an eviction not
+counted against it; a group grows from two workers to four and shrinks to two, each with its share
+of the batch: those who were there before throw no iteration away, and none becomes longer than
+twice the median by waiting for those who go. (By waiting alone, as the records tell it: how long
 computing takes is the quota's and the machine's business.) Prints a table of how long each took,
 and what they waited for those who come: two at once may hold them on a machine that is too full
 (docs/faults.md). Left out: pods that never start, a program that ends for good, too little memory
@@ -16,6 +17,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord, StepRecord
+from dlion_operator.notices import AGAIN_AFTER_S
 from dlion_worker.results.events import read_events
 from dlion_worker.results.faults import iteration_losses, lost_by_waiting
 from gitops.agreement import agree
@@ -135,6 +139,18 @@ def train_on(kubectl: Kubectl) -> int:
     return before
 
 
+def is_told(kubectl: Kubectl, reason: str, since: datetime) -> bool:
+    """Whether an event of that reason has been posted since then."""
+    events = kubectl.get("events", "--field-selector", f"reason={reason}")["items"]
+    return any(datetime.fromisoformat(each["lastTimestamp"]) >= since for each in events)
+
+
+def failures(kubectl: Kubectl) -> int:
+    """How often the worker of index 0 has failed in the eyes of its Job."""
+    annotations = kubectl.get("pod", pod_of(kubectl, 0))["metadata"]["annotations"]
+    return int(annotations["batch.kubernetes.io/job-index-failure-count"])
+
+
 def degraded(kubectl: Kubectl) -> dict[str, Any] | None:
     """The job, while its status calls it Degraded."""
     document = kubectl.get("dlj", "digits")
@@ -156,14 +172,19 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
     wait_until_trains(kubectl)
     print("\n| what happens | Degraded after | all train again after |\n|---|---|---|")
     for name, lose in LOSSES.items():
-        began_s = time.monotonic()
+        charged = failures(kubectl)
+        began, began_s = datetime.now(UTC), time.monotonic()
         lose(kubectl)
         agree(eventually(lambda: degraded(kubectl), what=f"Degraded, {name}"), DEGRADED)
         degraded_s = time.monotonic() - began_s
         wait_until_trains(kubectl)
         print(f"| {name} | {degraded_s:.0f} s | {time.monotonic() - began_s:.0f} s |")
-    reasons = {each["reason"] for each in kubectl.get("events")["items"]}
-    assert {"PeerLost", "PeersLost", "Training"} <= reasons
+        for reason in ("PeersLost", "Training"):
+            told = partial(is_told, kubectl, reason, began - timedelta(seconds=AGAIN_AFTER_S))
+            eventually(told, what=f"an event {reason}, {name}")
+        if name == "pod evicted":
+            assert failures(kubectl) == charged
+    assert is_told(kubectl, "PeerLost", began - timedelta(seconds=3600))
     scaled_at = train_on(kubectl)
     print(f"| 2 to 4 workers | | {scale(kubectl, 4):.0f} s |")
     grown_at = train_on(kubectl) + 5
