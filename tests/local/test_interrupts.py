@@ -110,6 +110,13 @@ def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
     )
 
 
+def assert_interrupted_and_resumable(run: LocalRun) -> None:
+    """It says that it was interrupted, and goes on where it was."""
+    assert run.process.returncode == 130, run.terminal()
+    assert run.summary()["ending"]["stop_reason"] == "interrupted"
+    assert_readable_and_resumable(run)
+
+
 def assert_readable_and_resumable(run: LocalRun) -> None:
     """On a machine too busy for a report within the time, the command to make it is named."""
     assert run.steps()
@@ -167,9 +174,7 @@ def test_training_of_cipher_ends_within_five_seconds(
         run.assert_nothing_left()
     step_s = np.median([step.wall_s for step in run.steps()])
     print(f"cipher, {number.name}: {took_s:.1f} s, a step took {step_s:.2f} s")
-    assert run.process.returncode == 130, run.terminal()
-    assert run.summary()["ending"]["stop_reason"] == "interrupted"
-    assert_readable_and_resumable(run)
+    assert_interrupted_and_resumable(run)
     assert took_s <= WITHIN_S
 
 
@@ -187,9 +192,7 @@ def test_cipher_under_small_quotas_ends_within_five_seconds(tmp_path: Path) -> N
         run.assert_nothing_left()
     step_s = np.median([step.wall_s for step in run.steps()])
     print(f"cipher under small quotas: {took_s:.1f} s, a step took {step_s:.2f} s")
-    assert run.process.returncode == 130, run.terminal()
-    assert run.summary()["ending"]["stop_reason"] == "interrupted"
-    assert_readable_and_resumable(run)
+    assert_interrupted_and_resumable(run)
     for rank in (0, 1):
         with np.load(run.folder / "state" / f"w{rank}" / "checkpoint.npz") as saved:
             assert saved["iteration"] == run.steps(rank)[-1].iteration, "none was lost"

@@ -196,17 +196,23 @@ def gathering() -> int:
     return sum(thread.name == "exchange-state" for thread in threading.enumerate())
 
 
-def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start: Start) -> None:
-    a, b = start(A), start(B)
+def slow_state(worker: Worker) -> tuple[list[StateWanted], threading.Event]:
+    """Its state is given once the event is set; what was asked for until then."""
     asked: list[StateWanted] = []
     go_on = threading.Event()
 
-    def _slow(wanted: StateWanted) -> StateSnapshot:
+    def give(wanted: StateWanted) -> StateSnapshot:
         asked.append(wanted)
         go_on.wait(WITHIN_S)
-        return a.state
+        return worker.state
 
-    a.exchange._service._pulls._provider = _slow
+    worker.exchange._service._pulls._provider = give
+    return asked, go_on
+
+
+def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start: Start) -> None:
+    a, b = start(A), start(B)
+    asked, go_on = slow_state(a)
     introduce(a, b)
     b.wait_for(LinkUp)
     got: list[StateSnapshot | UnavailableError] = []
@@ -235,15 +241,7 @@ def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start
 
 def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
     a, b = start(A), start(B)
-    asked: list[StateWanted] = []
-    go_on = threading.Event()
-
-    def _slow(wanted: StateWanted) -> StateSnapshot:
-        asked.append(wanted)
-        go_on.wait(WITHIN_S)
-        return a.state
-
-    a.exchange._service._pulls._provider = _slow
+    asked, go_on = slow_state(a)
     introduce(a, b)
     b.wait_for(LinkUp)
     loop, lines = b.exchange._loop, a.exchange._service._pulls._lines
