@@ -135,16 +135,22 @@ def asked_by_operators(log: Path) -> list[Asked]:
 
 
 def _in_modes(asked: list[Asked]) -> list[Asked]:
-    """The same with the modes of those who have an account: by where each lists jobs first."""
+    """The same with the modes of those who have an account: by where each lists jobs last. What it
+    asks before its first such list, as where it makes its site's authority, is by that one's."""
     modes: dict[str, str] = {}
     watched: dict[str, frozenset[str]] = {}
     found = []
+    early: dict[str, list[int]] = {}
     for each in asked:
+        user = each.user
         if each.home and each.verb == "list" and each.resource == ("dlion.dev", "dlionjobs"):
-            modes[each.user] = "namespaced" if each.namespace else "cluster"
-            own = {each.namespace} - {""}
-            watched[each.user] = watched.get(each.user, frozenset()) | own
-        mode, there = modes.get(each.user, ""), watched.get(each.user, frozenset())
+            modes[user] = "namespaced" if each.namespace else "cluster"
+            watched[user] = watched.get(user, frozenset()) | {each.namespace} - {""}
+            for number in early.pop(user, ()):
+                found[number] = replace(found[number], mode=modes[user], watched=watched[user])
+        elif each.home and user not in modes:
+            early.setdefault(user, []).append(len(found))
+        mode, there = modes.get(user, ""), watched.get(user, frozenset())
         found.append(replace(each, mode=mode, watched=there))
     return found
 

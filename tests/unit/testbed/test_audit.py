@@ -75,6 +75,15 @@ def test_roles_grant_nothing_elsewhere(tmp_path: Path) -> None:
     assert beyond(tmp_path, IN_ML, elsewhere, user="admin") == []
 
 
+def test_what_an_operator_asks_before_it_lists_jobs_is_of_its_mode(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    made = ("create", "/secrets", "dlion-system", "dlion-authority")
+    log.write_text("".join(json.dumps(line(*each, ACCOUNT)) + "\n" for each in (made, IN_ML)))
+    (first, _) = asked_by_operators(log)
+    assert (first.mode, first.watched) == ("namespaced", {"ml"})
+    assert "operator: create secrets" not in granted_in_vain([first], "Secret")["namespaced"]
+
+
 def test_a_mode_in_which_nobody_asked_is_told_with_its_rights(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     log.write_text(json.dumps(line(*IN_ML, ACCOUNT)) + "\n")
