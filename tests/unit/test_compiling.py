@@ -20,7 +20,7 @@ from dlion_worker.codecs import kernels
 
 TINY = """
 from numba import types
-from dlion_worker.codecs.compiling import compiled
+from dlion_worker.compiling import compiled
 
 @compiled(types.int64(types.int64))
 def doubled(number):

@@ -1,4 +1,4 @@
-"""Compiles the arithmetic of `kernels` to machine code, once per machine where that can be kept.
+"""Compiles the arithmetic of `codecs` to machine code, once per machine where that can be kept.
 
 Each kernel has one signature and is compiled when it is imported: no step of a training pays for
 it. Arguments of other types are refused with TypeError, never compiled for.

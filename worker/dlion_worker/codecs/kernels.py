@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dlion_worker.codecs.compiling import compiled, inlined, read_only
+from dlion_worker.compiling import compiled, inlined, read_only
 
 _FLOATS, _BITS, _BYTES, _HALVES, _WORDS, _PLACES = (
     read_only(dtype)
