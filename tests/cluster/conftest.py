@@ -1,9 +1,12 @@
 """A testbed of two sites for the session, or why there is none; or the cluster that you name. On it
 a site with this tree's operator, for those who ask for it.
 
+A test that asks for an API server alone is `podless`: beside those whose pods run it may run in a
+session of its own (`tools/test-all`).
+
 At the session's end all that operators asked of its API servers is held against what the chart
 grants in that mode, in that namespace and by that name: nothing else, and in a session of all these
-tests all of it, in both modes.
+tests, podless ones or not, all of it, in both modes.
 """
 
 from __future__ import annotations
@@ -46,8 +49,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
 SHOWN = (*MODES, "")
+WITHOUT_PODS = {"bare_site", "control_plane"}
 ASKED = pytest.StashKey[list[Asked]]()
 """Of the whole session: where its last test is run again, fixtures of the session are made anew."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks them, before any is left out by its marks."""
+    for item in items:
+        if isinstance(item, pytest.Function) and WITHOUT_PODS & set(item.fixturenames):
+            item.add_marker(pytest.mark.podless)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,11 +87,14 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether all tests of this folder are to run, but for slow ones."""
+    """Whether all tests of this folder are to run whose operators have an account: all but slow and
+    podless ones."""
     here = Path(__file__).parent
     named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
     option = config.option
-    is_part = option.keyword or option.lf or option.deselect or "not slow" not in option.markexpr
+    marks = option.markexpr
+    is_chosen = "not slow" not in marks or ("podless" in marks and "not podless" not in marks)
+    is_part = option.keyword or option.lf or option.deselect or is_chosen
     is_here = existing_cluster() is None and not missing()
     return bool(named & {here, here.parent}) and not is_part and is_here
 

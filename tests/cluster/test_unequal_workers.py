@@ -98,11 +98,13 @@ class Task:
         return str(self.document["metadata"]["name"])
 
 
-@pytest.fixture
-def task(restricted: Kubectl, testbed: Testbed) -> Task:
-    """CIFAR-10 on the nodes of the site, if it is at hand."""
-    if not (CIFAR / "train.tfrecord").is_file():
+@pytest.fixture(params=["digits", pytest.param("cifar10", marks=pytest.mark.slow)])
+def task(request: pytest.FixtureRequest, restricted: Kubectl, testbed: Testbed) -> Task:
+    """Digits; or CIFAR-10 on the nodes of the site."""
+    if request.param == "digits":
         return Task(guaranteed(manifest(CPU)), DIGITS, 0.9, None)
+    if not (CIFAR / "train.tfrecord").is_file():
+        pytest.skip(f"no CIFAR-10 in {CIFAR}")
     files = [CIFAR / "train.tfrecord"]
     bring_files(testbed.site(SITE), files, claim=CLAIM, namespace=restricted.namespace)
     document = manifest(CPU, podTemplate={"spec": MOUNTS})

@@ -43,7 +43,12 @@ from trained_jobs import (
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 KILL = (
     "import os, signal; [os.kill(int(p), 9) for p in os.listdir('/proc') if p.isdigit()"
     " and b'dlion_worker.trainer' in open(f'/proc/{p}/cmdline','rb').read()"

@@ -20,7 +20,8 @@ def test_counts():
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
     assert len(tries.read_text()) > {fails}
 """
-SHAKY = ("cluster/test_shaky", "local/test_shaky", "local/test_slowly")
+SHAKY = ("cluster/test_shaky", "cluster/test_podless", "local/test_shaky", "local/test_slowly")
+PODLESS = "import pytest\npytestmark = pytest.mark.podless\n"
 PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
 
 
@@ -47,6 +48,7 @@ def tree(tmp_path: Path) -> Path:
     pytest_of_the_tree.chmod(0o755)
     for tier in ("unit", "cluster", "local"):
         (tmp_path / "tests" / tier / f"test_{tier}.py").write_text(PASSES)
+    (tmp_path / "tests" / "cluster" / "test_alone.py").write_text(PODLESS + PASSES)
     (tmp_path / "tests" / "local" / "test_patient.py").write_text(PATIENT + PASSES)
     return tmp_path
 
@@ -70,7 +72,7 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
     """Every tier's result is shown, also of those that ran beside the others."""
     ended = run(tree)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("1 passed") == 4
+    assert ended.stdout.count("1 passed") == 5
     assert "by itself" not in ended.stdout
     assert ended.stderr == ""
 
@@ -78,23 +80,25 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
 def test_what_failed_of_real_processes_is_run_by_itself(tree: Path) -> None:
     """Twice in its session, once more in one of its own: then what it shares with others is new."""
     (tree / "tests/cluster/test_shaky.py").write_text(failing(2))
+    (tree / "tests/cluster/test_podless.py").write_text(PODLESS + failing(2))
     (tree / "tests/local/test_shaky.py").write_text(failing(2))
     (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(2))
     ended = run(tree)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [tried(tree, test) for test in SHAKY] == [3, 3, 3]
-    assert ended.stdout.count("test-all: what failed, by itself") == 3
+    assert [tried(tree, test) for test in SHAKY] == [3, 3, 3, 3]
+    assert ended.stdout.count("test-all: what failed, by itself") == 4
 
 
 def test_what_fails_by_itself_too_fails_the_whole(tree: Path) -> None:
     """Whatever tier it is of."""
     (tree / "tests/cluster/test_shaky.py").write_text(failing(9))
+    (tree / "tests/cluster/test_podless.py").write_text(PODLESS + failing(9))
     (tree / "tests/local/test_shaky.py").write_text(failing(9))
     (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(9))
     ended = run(tree)
     assert ended.returncode == 1
-    assert "clusters 1, local 1, fast and simulated 0, patient 1" in ended.stderr
-    assert [tried(tree, test) for test in SHAKY] == [4, 4, 4]
+    assert "clusters 1, podless 1, local 1, fast and simulated 0, patient 1" in ended.stderr
+    assert [tried(tree, test) for test in SHAKY] == [4, 4, 4, 4]
 
 
 def test_a_fast_test_is_not_run_again(tree: Path) -> None:
