@@ -1,7 +1,10 @@
 """Facts: workers of two sites, each with a coordinator, an authority and a keeper of its own, train
 together in lock step over links that each site's own authority vouches for, though one of them
 began before it knew the other site's bundle; while both operators are away they train on, and go on
-with them when these start anew; a stop that one site's coordinator decides ends the run at both.
+with them when these start anew; a stop that one site's coordinator decides ends the run at both. A
+site may come to a run that another one trains, and go before it ends: who was there does each of
+its iterations once, begins alone when it has waited long enough, and is the other one's equal, to
+the bit, while that is there.
 Real workers, as in pods, and real federation, on loopback.
 
 Left out: Kubernetes (tests/cluster), who is told what (test_federated_runs), other faults.
@@ -63,3 +66,43 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
     both = [set(by_rank.values()) for by_rank in hashes(steps).values() if len(by_rank) == 2]
     assert len(both) > 10
     assert {len(different) for different in both} == {1}  # equal weights at both sites, always
+
+
+@pytest.mark.timeout(300)
+def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
+    document = job_document(
+        dict.fromkeys(NAMES, 1),
+        trainer={"stop": {"maxSteps": 10**6}},
+        runId="r1",
+        minSites=1,
+        startDeadlineSeconds=3,
+    )
+    with two_sites(tmp_path, document, subnet=47) as (a, b):
+        b.operator.close()
+        for site in (a, b):
+            (tmp_path / f"{site.site}.pem").write_bytes(site.bundle_pem())
+        a.start_keeper()
+        a.start_worker(0)
+        a.wait_until(lambda: len(a.steps(0)) > 20, "one site trains alone")
+
+        b.start_coordinator()
+        b.start_keeper()
+        b.start_worker(1)
+        a.wait_until(lambda: len(b.steps(1)) > 10, "the other one, too")
+        ready = dict.fromkeys(NAMES, 1)
+        a.wait_until(lambda: a.operator.view(a.job).ready == ready, "both are seen")
+
+        ended = b.end("trainer-1", "sidecar-1")
+        b.operator.withdraw(b.job)
+        left_at = a.steps(0)[-1].iteration
+        a.wait_until(lambda: a.steps(0)[-1].iteration > left_at + 20, "one site goes on")
+        a.wait_until(lambda: not a.operator.view(a.job).ready.get(b.site), "the other is gone")
+        a.operator.stop(a.job, "enough")
+        assert a.wait("trainer-0") == 0, a.story()
+        print(f"who left: exit codes {ended}; who stayed: {len(a.steps(0))} iterations")
+        own, guest = a.steps(0), b.steps(1)
+    assert [step.iteration for step in own] == list(range(1, len(own) + 1))
+    assert guest[0].iteration > 20  # it took over what the other one had
+    both = [set(by_rank.values()) for by_rank in hashes(own + guest).values() if len(by_rank) == 2]
+    assert len(both) > 5
+    assert {len(different) for different in both} == {1}

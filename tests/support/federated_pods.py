@@ -68,6 +68,14 @@ class OperatorThread:
 
         self._do(say())
 
+    def withdraw(self, job: Job) -> None:
+        """The job is deleted at this site, as other sites hear of it."""
+
+        async def say() -> None:
+            self._runs.close(job.key.namespace, job.key.name)
+
+        self._do(say())
+
     def view(self, job: Job) -> RunView:
         """What it knows of the run."""
 
