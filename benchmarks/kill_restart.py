@@ -77,7 +77,8 @@ class Outcome:
     def held(self) -> bool:
         """Whether the bars were met."""
         in_time = self.slowest_s <= BACK_WITHIN_S
-        return in_time and self.within == self.cycles and not self.differing
+        is_compared = bool(self.compared) == (self.mode == "synchronous")
+        return in_time and self.within == self.cycles and is_compared and not self.differing
 
 
 def main() -> None:
