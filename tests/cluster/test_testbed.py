@@ -9,6 +9,7 @@ Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from testbed.images import BUSYBOX_IMAGE, own_images
 from testbed.removal import traces
 from testbed.requirements import missing
 from testbed.sites import Testbed, remove_orphans
-from testbed.state import exclusive, folder_of
+from testbed.state import State, exclusive, folder_of, known_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,7 +297,8 @@ def test_what_a_machine_lacks_is_said_with_how_to_get_it(
 
 
 def machine_traces() -> set[str]:
-    """What a testbed of any name could have left on this machine, beside the session's own."""
+    """What a testbed of any name could have left on this machine, but for those that other sessions
+    of tests keep just now, and what they run."""
     found = {f"netns {path.name}" for path in Path("/run/netns").iterdir()}
     found |= {f"interface {path.name}" for path in Path("/sys/class/net").iterdir()}
     found |= {f"cgroup {p}" for root in hierarchies() for p in root.iterdir() if p.is_dir()}
@@ -309,16 +311,45 @@ def machine_traces() -> set[str]:
         found.add(f"sysctl {name} {Path('/proc/sys', name).read_text().strip()}")
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found |= {f"mount {line.split()[4]}" for line in mounts}
+    kept = kept_by_others()
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
-                words = (path / "cmdline").read_bytes().split(b"\0")
+                said = (path / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if any(b"dlion-testbed" in word for word in words):
+            is_kept = any(f"dlion-testbed/{name}/" in said for name in kept)
+            if "dlion-testbed" in said and not is_kept and not is_anothers(int(path.name)):
                 found.add(f"process {path.name}")
-    others = re.compile(r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]")  # of `dlion run`
-    return {each for each in found if not others.match(each)}
+    others = [r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]"]  # of `dlion run`
+    for name in kept:
+        things = f"netns testbed-{name}-|interface tb-{name}$|cgroup .*/dlion-testbed-{name}$"
+        others.append(f"{things}|mount .*/dlion-testbed/{name}/")
+    return {each for each in found if not re.match("|".join(others), each)}
+
+
+def kept_by_others() -> list[str]:
+    """Testbeds of other sessions, which live."""
+    found = []
+    for name in known_names():
+        with contextlib.suppress(UnavailableError):  # half made, or gone
+            owner = State.load(name).owner
+            if owner is not None and owner.pid != os.getpid() and owner.alive():
+                found.append(name)
+    return found
+
+
+def is_anothers(pid: int) -> bool:
+    """Whether that process came from another session of tests."""
+    while pid > 1 and pid != os.getpid():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word.rpartition(b"/")[2] == b"pytest" for word in words):
+                return True
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            return True
+    return False
 
 
 @pytest.mark.parametrize("after", ["wires", "machine", "kubelet"])
