@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,14 @@ def test_counts():
 """
 SHAKY = ("cluster/test_shaky", "cluster/test_podless", "local/test_shaky", "local/test_slowly")
 PODLESS = "import pytest\npytestmark = pytest.mark.podless\n"
+SLEEPS = """
+import pathlib
+import time
+
+def test_sleeps():
+    pathlib.Path(__file__).with_suffix(".sleeps").touch()
+    time.sleep(100)
+"""
 PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
 
 
@@ -108,3 +119,28 @@ def test_a_fast_test_is_not_run_again(tree: Path) -> None:
     assert ended.returncode == 1
     assert "fast and simulated 1" in ended.stderr
     assert tried(tree, "unit/test_shaky") == 1
+
+
+def test_an_interrupt_ends_all_streams_and_leaves_nothing(tree: Path, tmp_path: Path) -> None:
+    """Which pytest catches, so that a shell would go on."""
+    (temporary := tmp_path / "temporary").mkdir()
+    sleepers = [tree / f"tests/{test}.py" for test in ("unit/test_a", "cluster/test_b")]
+    for path in sleepers:
+        path.write_text(SLEEPS)
+    sleepers.append(tree / "tests/cluster/test_c.py")
+    sleepers[-1].write_text(PODLESS + SLEEPS)
+    running = subprocess.Popen(
+        [tree / "tools" / "test-all"],
+        cwd=tree,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline_s = time.monotonic() + 60
+    while not all(path.with_suffix(".sleeps").exists() for path in sleepers):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=60)  # until the last of them has let go of it
+    assert running.returncode == 130, said
+    assert list(temporary.iterdir()) == []
