@@ -81,14 +81,15 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     told = ", ".join(f"{sum(of == m for of, _ in used)} ({m or 'mode unknown'})" for m in SHOWN)
     print(f"operators: {len(asked)} requests in the session; rights used: {told}")
     assert not_granted(asked) == [], "operators asked for what the chart does not grant"
-    if _is_whole(request.config) and not request.session.testsfailed:
+    was_broken_off = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
+    if _is_whole(request.config) and not (request.session.testsfailed or was_broken_off):
         tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
         assert granted_in_vain(asked, *tls) == {}, "granted, and asked for by no test"
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether all tests of this folder are to run whose operators have an account: all but slow and
-    podless ones."""
+    """Whether all tests of this folder are to run but for slow ones, with or without podless ones:
+    the others alone ask for all that there is."""
     here = Path(__file__).parent
     named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
     option = config.option
