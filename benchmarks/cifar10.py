@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10"))
     parser.add_argument("--report", type=Path, help="write the runs' report and picture there")
     arguments = parser.parse_args()
+    if arguments.report:
+        arguments.report.mkdir(parents=True, exist_ok=True)
     rounds: list[dict[str, Row]] = []
     labels: dict[str, Path] = {}
     for number in range(1, arguments.runs + 1):

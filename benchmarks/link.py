@@ -1,9 +1,12 @@
 """One shaped link with more to send than it carries, and its rate dropped in mid-run.
 
-    python benchmarks/link.py [--runs 5] [--short]
+    python benchmarks/link.py [--runs 5] [--short] [--step-s 0.6]
 
-As root. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s, later 5. Use
-and overshoot are of the bytes that left the interface, headers and all, against what htb lets pass.
+As root. First how many samples make steps of about that many seconds on this machine: in longer
+ones a whole gradient is all that there is to send, and in shorter ones the exchange costs more
+than it may. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s, later 5.
+Use and overshoot are of the bytes that left the interface, headers and all, against what htb lets
+pass.
 Backlog is what a link holds (queued and unacknowledged) against the budget that was in force when
 the oldest of those bytes was handed over. Every setting is the default's, also `cpuFraction`: of
 what these workers compute in an iteration, a full link costs less than that. Exit code 1 where a
@@ -31,7 +34,10 @@ from dlion_worker.local.enter import enter_network
 
 BYTES_PER_MBIT = 125_000
 FIRST_MBIT, LATER_MBIT = 20, 5
-WORKERS, SAMPLES_EACH, CORES = 2, 512, 0.8
+WORKERS, CORES = 2, 0.8
+STEP_S = 0.6
+PROBED_WITH = 256
+"""Samples of a worker, in the run that tells how many there should be."""
 SETTLE_S = 5.0
 SAMPLE_S = 0.05
 WINDOW_S = 1.0
@@ -183,30 +189,35 @@ def backlogs(samples: list[Record]) -> tuple[float, float, float]:
     return worst, worst_now, above_s
 
 
-def once(folder: Path, seconds: float) -> list[Outcome]:
+def environment(workers: int) -> local_runs.Document:
+    """Two workers' links, or a worker by itself at the same quota."""
+    changes = [{"at": {"fraction": 0.5}, "mbitPerS": [LATER_MBIT] * workers}]
+    return {
+        "name": "link",
+        "coreScale": 1.0,
+        "workers": [{"count": workers, "cores": CORES, "mbitPerS": FIRST_MBIT}],
+        "changes": changes if workers > 1 else [],
+    }
+
+
+def once(folder: Path, seconds: float, samples_each: int) -> list[Outcome]:
     """One run; an outcome for each worker."""
     data = local_runs.random_images(folder)
     document = local_runs.job(
         name="link",
         workers=WORKERS,
         data=data,
-        global_batch=WORKERS * SAMPLES_EACH,
+        global_batch=WORKERS * samples_each,
         exchange={"policy": "dlion", "codec": "float32"},
         trainer={"stop": {"maxSeconds": seconds}},
     )
-    environment = {
-        "name": "link",
-        "coreScale": 1.0,
-        "workers": [{"count": WORKERS, "cores": CORES, "mbitPerS": FIRST_MBIT}],
-        "changes": [{"at": {"fraction": 0.5}, "mbitPerS": [LATER_MBIT] * WORKERS}],
-    }
-    with local_runs.started(document, environment, folder / "job", probe_links_s=SAMPLE_S) as run:
+    out = folder / "job"
+    with local_runs.started(document, environment(WORKERS), out, probe_links_s=SAMPLE_S) as run:
         run.wait_for_training()
         meters = {rank: InterfaceMeter(name) for rank, name in run.namespaces().items()}
         for meter in meters.values():
             meter.start()
         zero_s = run.zero_monotonic_s()
-        started = [r for r in run.of_kind("event") if r["reason"] == "TrainingStarted"]
         while (
             run.of_kind("event")[-1]["reason"] != "TrainingStopped" and run.process.poll() is None
         ):
@@ -214,8 +225,7 @@ def once(folder: Path, seconds: float) -> list[Outcome]:
         for meter in meters.values():
             meter.over.set()
         run.finish()
-    began_s = min(float(r["time_s"]) for r in started)
-    span = Span(zero_s, began_s, seconds)
+    span = Span(zero_s, run.began_s(), seconds)
     return [_outcome(run, rank, meters[rank], span) for rank in meters]
 
 
@@ -256,10 +266,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="40 s of training instead of 70")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="about so long is a step")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--keep", type=Path, help="keep the result folders there")
     arguments = parser.parse_args()
-    print(f"commit {local_runs.commit()}; {FIRST_MBIT} Mbit/s, then {LATER_MBIT}")
+    if arguments.step_s <= 0:
+        parser.error("--step-s: a step takes more than nothing")
+    samples = round(local_runs.probed_samples_per_s(environment(1), PROBED_WITH) * arguments.step_s)
+    print(
+        f"commit {local_runs.commit()}; {FIRST_MBIT} Mbit/s, then {LATER_MBIT}; "
+        f"{samples} samples of each worker a step of about {arguments.step_s:g} s"
+    )
     print(f"run | worker | use {FIRST_MBIT} | over {FIRST_MBIT} | use {LATER_MBIT}  "
           f"| over {LATER_MBIT} | iterations | backlog | of now, above 2 | step s")  # fmt: skip
     every: list[Outcome] = []
@@ -269,7 +286,7 @@ def main() -> int:
             if arguments.keep is not None:
                 folder = arguments.keep / str(number)
                 folder.mkdir(parents=True)
-            outcomes = once(folder, 40.0 if arguments.short else 70.0)
+            outcomes = once(folder, 40.0 if arguments.short else 70.0, samples)
         for outcome in outcomes:
             show(number, outcome)
         every += outcomes

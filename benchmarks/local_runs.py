@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ Record = dict[str, Any]
 
 LONGEST_START_S = 90.0
 """From the command to the first local step, on a busy machine."""
+SETTLE_S = 3.0
+"""The quota is imposed a moment after training begins, and the period before it is saved up."""
+PROBE_S = 11.0
 
 
 def commit() -> str:
@@ -148,6 +152,11 @@ class LocalRun:
             if config["results_dir"] == str(self.out.resolve()):
                 yield int(folder.name), config
 
+    def began_s(self) -> float:
+        """When the first worker began to train, by the records' time."""
+        started = [r for r in self.of_kind("event") if r["reason"] == "TrainingStarted"]
+        return min(float(r["time_s"]) for r in started)
+
     def finish(self) -> None:
         """Waits for the end. Raises: RuntimeError where the run failed."""
         if self.process.wait() != 0:
@@ -197,6 +206,35 @@ def started(
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=30)
+
+
+def alone_samples_per_s(
+    out: Path, data: Path, environment: Document, seconds: float, samples: int
+) -> float:
+    """Samples per second of wall time that one worker does there, without any exchange, with steps
+    of that many samples.
+    """
+    document = job(
+        name="alone",
+        workers=1,
+        data=data,
+        global_batch=samples,
+        exchange={"policy": "none"},
+        trainer={"stop": {"maxSeconds": seconds}},
+    )
+    with started(document, environment, out) as run:
+        run.finish()
+    began_s = run.began_s() + SETTLE_S
+    steps = [s for s in run.of_kind("step") if s["time_s"] - s["wall_s"] >= began_s]
+    return sum(s["local_batch_size"] for s in steps) / sum(s["wall_s"] for s in steps)
+
+
+def probed_samples_per_s(environment: Document, samples: int) -> float:
+    """The same in a short run that is thrown away: how long a step is to be on this machine."""
+    with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
+        folder = Path(temporary)
+        data = random_images(folder)
+        return alone_samples_per_s(folder / "probe", data, environment, PROBE_S, samples)
 
 
 def sampled(run: LocalRun, every_s: float, look: Callable[[float], None]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import local_runs
-from local_runs import LocalRun, Record
+from local_runs import SETTLE_S, Record
 
 QUOTAS = (0.8, 0.4, 0.2, 0.2)
 PERMUTATION = (3, 2, 1, 0)
@@ -34,9 +34,6 @@ MIN_STEP_S = 0.3
 PHASE_STEPS = 30
 """That many before the change of quotas at least, and after it."""
 MBIT_PER_S = 50
-SETTLE_S = 3.0
-"""The quota is imposed a moment after training begins, and the period before it is saved up."""
-
 BAR_FRACTION, BAR_ITERATIONS = 0.10, 10
 
 
@@ -81,28 +78,15 @@ def alone_samples_per_s(
     """Samples per second of wall time that one worker does at that quota, without any exchange,
     with its part of that batch of all.
     """
-    document = local_runs.job(
-        name="alone",
-        workers=1,
-        data=data,
-        global_batch=max(8, round(global_batch * quota / sum(QUOTAS))),
-        exchange={"policy": "none"},
-        trainer={"stop": {"maxSeconds": seconds}},
-    )
-    with local_runs.started(document, environment((quota,), None), out) as run:
-        run.finish()
-    began_s = _began_s(run) + SETTLE_S
-    steps = [s for s in run.of_kind("step") if s["time_s"] - s["wall_s"] >= began_s]
-    return sum(s["local_batch_size"] for s in steps) / sum(s["wall_s"] for s in steps)
+    samples = max(8, round(global_batch * quota / sum(QUOTAS)))
+    return local_runs.alone_samples_per_s(out, data, environment((quota,), None), seconds, samples)
 
 
 def batch_for(step_s: float) -> int:
     """Samples of all workers that take about so long on this machine now, each at its quota."""
-    with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
-        folder = Path(temporary)
-        data = local_runs.random_images(folder)
-        most = max(QUOTAS)
-        rate = alone_samples_per_s(folder / "probe", data, most, 11.0, PROBED_WITH)
+    most = max(QUOTAS)
+    probed_with = round(PROBED_WITH * most / sum(QUOTAS))
+    rate = local_runs.probed_samples_per_s(environment((most,), None), probed_with)
     return round(rate / most * sum(QUOTAS) * step_s)
 
 
@@ -121,12 +105,7 @@ def job_steps(
     out = folder / "job"
     with local_runs.started(document, environment(QUOTAS, seconds / 2), out) as run:
         run.finish()
-    return run.of_kind("step"), _began_s(run) + seconds / 2
-
-
-def _began_s(run: LocalRun) -> float:
-    started = [r for r in run.of_kind("event") if r["reason"] == "TrainingStarted"]
-    return min(float(r["time_s"]) for r in started)
+    return run.of_kind("step"), run.began_s() + seconds / 2
 
 
 def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
