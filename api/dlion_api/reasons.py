@@ -35,6 +35,10 @@ class EventReason(StrEnum):
     )
     RESUMED = "Resumed", "a worker goes on from its own checkpoint"
     WORKER_REJOINED = "WorkerRejoined", "a worker took over a peer's state"
+    PEERS_UNREACHED = (
+        "PeersUnreached",
+        "a worker that waits has not been linked for a minute with others that have joined",
+    )
     TRAINING_STARTED = "TrainingStarted", "a worker began to train"
     TRAINING_STOPPED = "TrainingStopped", "a worker stopped, with the condition that was met"
     WORKER_LOST = "WorkerLost", "a worker's stream broke; it may come back"

@@ -157,6 +157,8 @@ def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         if view.remote and (few := _too_few_sites(run, view)):
             return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *words]))
         return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, _joined(words))
+    if here >= run.size and view.gathered_s >= JOINED_WITHIN.total_seconds():
+        return Finding(Situation.STUCK, Reason.NOT_LINKED, _unlinked(run, view))
     running = sum(pod.phase == "Running" for pod in run.pods)
     starting = f"{here} of {run.size} workers have joined, {running} pods run"
     if _is_overdue(run, view, seen.now):
@@ -165,6 +167,18 @@ def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         late = f"{starting}, {minutes:.0f} minutes after they were made; {look} and logs say why"
         return Finding(Situation.STUCK, Reason.NOT_JOINING, late)
     return Finding(Situation.WAITING, Reason.WORKERS_STARTING, starting)
+
+
+def _unlinked(run: Run, view: RunView) -> str:
+    """That all have joined, and none has found the others it waits for."""
+    minutes = JOINED_WITHIN.total_seconds() / 60
+    joined = f"all {run.size_of_all(view)} workers have joined"
+    words = [f"{joined}, and none has begun to train in {minutes:.0f} minutes"]
+    if view.links is not None:
+        words.append(f"{view.links.connected} of {view.links.expected} links between them are up")
+    look = f"`kubectl logs -l {names.JOB_LABEL}={run.job.key.name} -c trainer`"
+    words.append(f"events PeersUnreached, or {look}, say which way is closed")
+    return _joined(words)
 
 
 def _is_overdue(run: Run, view: RunView, now: datetime) -> bool:

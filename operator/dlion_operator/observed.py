@@ -75,6 +75,8 @@ class RunView:
     away_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since a worker was seen to be there, by its name; those never seen are missing."""
     training: bool = False
+    gathered_s: float = 0.0
+    """How long all workers have been there, and none has begun to train; 0: that is not so."""
     stop_reason: str = ""
     """Why the run is to end, or has ended; empty: it goes on."""
     trainer_status: TrainerStatus | None = None

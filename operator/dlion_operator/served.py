@@ -52,3 +52,13 @@ class Served:
     stop_reason: str = ""
     seen_s: dict[str, float] = field(default_factory=dict)
     """When each worker was there last."""
+    gathered_s: float | None = None
+    """When all workers were first seen to be there, before any trained; None: they are not."""
+
+    def gathered_for_s(self, now_s: float, there: int) -> float:
+        """How long all have been there and none has begun to train; `there`: who is, now."""
+        if self.progress.training or there < len(self.workers):
+            self.gathered_s = None
+        elif self.gathered_s is None:
+            self.gathered_s = now_s
+        return 0.0 if self.gathered_s is None else now_s - self.gathered_s

@@ -331,6 +331,7 @@ class SiteRuns:
             ready=ready,
             away_s={name: now_s - seen_s for name, seen_s in served.seen_s.items()},
             training=served.progress.training,
+            gathered_s=served.gathered_for_s(now_s, ready.total()),
             stop_reason=served.progress.stop_reason or served.stop_reason,
             trainer_status=served.progress.trainer_status(as_kubernetes(datetime.now(UTC))),
             steps_per_second=served.progress.steps_per_second(),

@@ -43,6 +43,7 @@ TOLD = frozenset(
         EventReason.MESSAGE_REFUSED,
         EventReason.MODEL_KEPT,
         EventReason.MODEL_PUBLISHED,
+        EventReason.PEERS_UNREACHED,
         EventReason.PUBLISH_FAILED,
         EventReason.QUORUM_BACK,
         EventReason.QUORUM_LOST,

@@ -7,7 +7,9 @@ TLSRoutes (at one site) or IngressRouteTCPs (at the other) say; and in the slow 
 nodes, by ports of a load balancer, and over a network that joins the pods, the job trains in lock
 step. Each site's status shows both sites' workers and all links; nobody tries another port of the
 other site; of a site with a gateway no other one takes a connection; what leads to workers goes
-with them; neither operator asked for what the chart does not grant. Prints how long it took.
+with them; neither operator asked for what the chart does not grant. Where a firewall is not opened
+(slow tier), events name the address that is not reached, the job is Stalled after five minutes, and
+trains once it is. Prints how long it took.
 What stands for load balancer and gateway: tests/support, testbed/load_balancer.py, site_gateway.py.
 Left out: clouds' load balancers, other proxies, network policies.
 """
@@ -127,20 +129,30 @@ class TwoSites:
     ) -> Iterator[None]:
         """A job of two workers and one that trains, while each site takes connections of the other
         to that opening, and to where operators come in; deleted at the end."""
-        firewalls = [Firewall(site.layout) for site in self.sites]
-        for site, firewall in zip(self.sites, firewalls, strict=True):
-            firewall.open(opening(site), self.operators_come_in[site.name])
-        began_s = time.monotonic()
-        try:
-            for kubectl in self.jobs:
-                kubectl.apply(_document(exposure, max_seconds))
-            eventually(lambda: self._shown(exposure) == TRAINING, within_s=240, what=exposure)
-            print(f"{exposure}: trains after {time.monotonic() - began_s:.0f} s")
-            self._check_training()
+        firewalls = self.open(opening)
+        with self.applied(exposure, max_seconds=max_seconds):
+            self.wait_for_training(exposure)
             taken = [firewall.taken_bytes()[0] for firewall in firewalls]
             print(f"{exposure}: bytes that came in to each site's workers: {taken}")
             assert all(taken)
             assert [firewall.refused() for firewall in firewalls] == [0, 0]
+            yield
+
+    def open(self, opening: Callable[[Site], Opening] | None) -> list[Firewall]:
+        """Each site takes connections of the other to that, and to where operators come in."""
+        firewalls = [Firewall(site.layout) for site in self.sites]
+        for site, firewall in zip(self.sites, firewalls, strict=True):
+            workers = [opening(site)] if opening else []
+            firewall.open(*workers, self.operators_come_in[site.name])
+        return firewalls
+
+    @contextmanager
+    def applied(self, exposure: str, *, max_seconds: int) -> Iterator[None]:
+        """That job at both sites; deleted at the end."""
+        began_s = time.monotonic()
+        try:
+            for kubectl in self.jobs:
+                kubectl.apply(_document(exposure, max_seconds))
             yield
         finally:
             for kubectl in self.jobs:
@@ -153,8 +165,11 @@ class TwoSites:
             )
             print(f"{exposure}: gone after {time.monotonic() - began_s:.0f} s")
 
-    def _check_training(self) -> None:
+    def wait_for_training(self, exposure: str) -> None:
         """Each site says so of both, and all workers take steps together."""
+        began_s = time.monotonic()
+        eventually(lambda: self._shown(exposure) == TRAINING, within_s=240, what=exposure)
+        print(f"{exposure}: trains after {time.monotonic() - began_s:.0f} s")
         for kubectl in self.jobs:
             names = {site["name"]: site["state"] for site in status_of(kubectl)["sites"]}
             assert names == {site.name: "Ready" for site in self.sites}
@@ -231,6 +246,22 @@ def _shown(kubectl: Kubectl) -> tuple[str, str, str, int]:
     )
 
 
+def _standing(kubectl: Kubectl) -> tuple[str, str]:
+    """Why the job is as it is, and whether somebody has to help."""
+    conditions = {each["type"]: each for each in status_of(kubectl).get("conditions", ())}
+    return conditions["Ready"]["reason"], conditions["Stalled"]["status"]
+
+
+def _told(kubectl: Kubectl, reason: str) -> str:
+    """What the job's events of that reason say."""
+    events = kubectl.get("events", "--field-selector", f"reason={reason}")["items"]
+    return "\n".join(event["message"] for event in events)
+
+
+def _ports_of_nodes(site: Site) -> Opening:
+    return Opening(f"{site.nodes[0].layout.address}/32", *NODE_PORTS)
+
+
 def _service_types(kubectl: Kubectl, *chosen: str) -> set[str]:
     return {each["spec"]["type"] for each in kubectl.get("services", *chosen)["items"]}
 
@@ -244,11 +275,7 @@ def _job() -> Job:
 @pytest.mark.slow
 def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.federate()
-
-    def ports_of_nodes(site: Site) -> Opening:
-        return Opening(f"{site.nodes[0].layout.address}/32", *NODE_PORTS)
-
-    with two_sites.job("NodePort", ports_of_nodes, max_seconds=60):
+    with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60):
         for kubectl in two_sites.jobs:
             assert _service_types(kubectl, *WORKERS) == {"NodePort"}
         for kubectl in two_sites.jobs:
@@ -257,6 +284,30 @@ def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
             lambda: not any(_service_types(kubectl, *WORKERS) for kubectl in two_sites.jobs),
             what="ports gone",
         )
+    two_sites.check_rights()
+
+
+@pytest.mark.slow
+def test_ports_that_are_closed_are_told_and_training_begins_once_they_are_open(
+    two_sites: TwoSites,
+) -> None:
+    two_sites.federate()
+    firewalls = two_sites.open(None)
+    with two_sites.applied("NodePort", max_seconds=60):
+        began_s = time.monotonic()
+        nodes = [site.nodes[0].layout.address for site in two_sites.sites]
+        for kubectl, other in zip(two_sites.jobs, nodes[::-1], strict=True):
+            where = f"(not reached at {other}:"
+            eventually(lambda k=kubectl, w=where: w in _told(k, "PeersUnreached"), within_s=240)
+            print(
+                f"told after {time.monotonic() - began_s:.0f} s: {_told(kubectl, 'PeersUnreached')}"
+            )
+        assert all(firewall.refused() for firewall in firewalls)
+        stuck = [("NotLinked", "True")] * 2
+        eventually(lambda: [*map(_standing, two_sites.jobs)] == stuck, within_s=420)
+        print(f"stalled after {time.monotonic() - began_s:.0f} s")
+        two_sites.open(_ports_of_nodes)
+        two_sites.wait_for_training("NodePort")
     two_sites.check_rights()
 
 

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     PODS_REFUSED = "PodsRefused"
     CONTAINER_BROKEN = "ContainerBroken"
     NOT_JOINING = "NotJoining"
+    NOT_LINKED = "NotLinked"
     NOT_EXPOSED = "NotExposed"
     NO_AUTHORITY = "NoAuthority"
     UPKEEP_FAILING = "UpkeepFailing"

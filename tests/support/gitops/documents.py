@@ -22,7 +22,7 @@ PAGE = ROOT / "docs/conditions.md"
 
 UNSEEN = "new or changed, and not looked at yet"
 STARTING = "pods start, or workers wait for peers"
-STUCK = "pods cannot start for a minute, or run and do not join for five"
+STUCK = "pods cannot start for a minute, or run and do not join, or join and do not begin, for five"
 TRAINING = "trains"
 DEGRADED = "trains without some workers"
 SUSPENDED = "suspended"

@@ -5,7 +5,8 @@ not start, is said to be stuck after its time and not before, with the command t
 that somebody holds back is not; a worker whose pod runs and that does not join is named, also while
 others train, and not while it may still be importing, nor when the operator has just started; a
 keeper that is not ready is, too, but for the time that this operator has not seen;
-where nothing of this tells why workers do not join, that is said too; used
+where nothing of this tells why workers do not join, that is said too, and where all have joined
+and none begins; used
 up restarts are told with what the trainer ended with. Left out: what says itself that it cannot
 start (test_decide); that a kubelet writes such conditions (tests/cluster).
 """
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from dlion_api.names import SiteName
+from dlion_api.status import LinkStatus
 from dlion_operator.observed import RunView
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
@@ -90,6 +92,24 @@ def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> 
     assert ready_reason(world.look())[0] == "WorkersStarting"
     world.run = RunView(open_s=899.0)  # the operator has started anew
     assert ready_reason(world.look())[0] == "WorkersStarting"
+
+
+def test_workers_that_have_joined_and_do_not_begin_are_not_waited_for_without_end() -> None:
+    world = world_of()
+    both, up = ("small-0", "small-1"), LinkStatus(connected=1, expected=2)
+    world.run = joined(*both, gathered_s=299.0, links=up)
+    early = world.look()
+    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
+    world.run = joined(*both, gathered_s=300.0, links=up)
+    late = world.look()
+    assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("NotLinked", "True")
+    assert ready_reason(late)[1] == (
+        "all 2 workers have joined, and none has begun to train in 5 minutes; 1 of 2 links between"
+        " them are up; events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits"
+        " -c trainer`, say which way is closed"
+    )
+    world.run = joined(*both, training=True)
+    assert ready_reason(world.look())[0] == "Training"
 
 
 def run_in_containers(world: World) -> None:

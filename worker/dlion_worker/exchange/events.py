@@ -104,3 +104,5 @@ class LinkState:
     wire_received_bytes: int
     remade_count: int = 0
     """How often our stream has gone over to a new connection, without a break."""
+    problem: str = ""
+    """What keeps the link from being up, for people; empty: nothing does."""

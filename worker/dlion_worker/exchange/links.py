@@ -83,6 +83,7 @@ class Link:
         self.received_total = 0
         self.wire_received_bytes = 0
         self.remade_count = 0
+        self._ended = "no answer yet"
         self.wake = asyncio.Event()  # something may be sent
         self.redial = asyncio.Event()  # the address may have changed: dial at once
         self._changed = asyncio.Event()
@@ -204,7 +205,7 @@ class Link:
 
     def outgoing_ended(self, reason: str) -> None:
         """Our stream broke, or never came to be."""
-        self.outgoing = None
+        self.outgoing, self._ended = None, reason
         self.apply(self.handshake.outbound_closed(reason))
 
     def acknowledged(self, a: Acknowledgement, now_s: float) -> None:
@@ -282,7 +283,17 @@ class Link:
             wire_sent_bytes=box.wire_sent_bytes,
             wire_received_bytes=self.wire_received_bytes,
             remade_count=self.remade_count,
+            problem=self._problem(),
         )
+
+    def _problem(self) -> str:
+        if self.handshake.up is not None:
+            return ""
+        if not self.target:
+            return "its address is not known"
+        if self.handshake.outbound is not None:
+            return f"reached at {self.target}, and does not reach this worker"
+        return f"not reached at {self.target}: {self._ended}"
 
     def apply(self, outcome: Outcome) -> None:
         """Does what the handshake asks for, in order."""

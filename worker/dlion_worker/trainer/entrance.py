@@ -53,13 +53,16 @@ class Entrance:
         state_bytes: int,
         comes_back: bool = False,
         neighbours: Callable[[], Collection[Rank]] | None = None,
+        waits: Callable[[int], None] = lambda _iteration: None,
     ) -> None:
         """`state_bytes`: of a whole state. `comes_back`: others have trained while it held still.
-        `neighbours`: whom this worker is to be linked with now, if not with everybody."""
+        `neighbours`: whom this worker is to be linked with now, if not with everybody. `waits`:
+        called again and again meanwhile, with the last iteration that is done."""
         deadline_s = job.spec.start_deadline_seconds
         self._deadline_s = rendezvous.ALONE_S if comes_back and deadline_s is None else deadline_s
         self._comes_back = comes_back
         self._neighbours = neighbours
+        self._waits = waits
         self._job, self._rank = job, rank
         self._own_site = job.worker(rank).site
         self._exchange = exchange
@@ -227,4 +230,5 @@ class Entrance:
     def _pause(self) -> None:
         if (reason := self._stopped()) is not None:
             raise Interrupted(reason)
+        self._waits(self._inbox.iteration)
         self._inbox.wait(SLICE_S)

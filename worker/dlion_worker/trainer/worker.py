@@ -40,6 +40,7 @@ from dlion_worker.trainer.saving import Saving
 from dlion_worker.trainer.snapshot import WorkerState
 from dlion_worker.trainer.start_up import first_trace
 from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
+from dlion_worker.trainer.waiting import Waiting
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import Evaluated, Evaluator
 from dlion_worker.training.model import FlatModel
@@ -260,6 +261,7 @@ class Worker:
     def _come_in(self, *, comes_back: bool = False) -> StateSnapshot | None:
         """The peer's state that it goes on from; None: its own is right."""
         near = self._neighbourhood
+        among = None if near.is_everybody else near.neighbours
         entrance = Entrance(
             job=self._job,
             rank=self._rank,
@@ -269,7 +271,8 @@ class Worker:
             stopped=self._stopped,
             state_bytes=2 * self._replica.model.weights_D.nbytes,
             comes_back=comes_back,
-            neighbours=None if near.is_everybody else near.neighbours,
+            neighbours=among,
+            waits=Waiting(self._rank, self._exchange, self._reporter, self._members, among).tell,
         )
         with self._signals.promptly():
             snapshot = entrance.come_in()
