@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from chart import Helm, helm_program
-from gitops.judge import Judge
-from gitops.judge import built as built_judge
+from gitops.judge import VERDICTS, Judge
 from testbed.binaries import built
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def kustomize() -> Callable[..., list[dict[str, Any]]]:
 @pytest.fixture(scope="session")
 def judge() -> Judge:
     """What GitOps tools make of objects."""
-    program = built_judge()
+    program = VERDICTS.built()
     if program is None:
         _do_without("the judge of GitOps tools is not built: run `make testbed-setup`")
     return Judge(program)

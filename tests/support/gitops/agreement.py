@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitops.documents import ROOT, table
-from gitops.judge import Judge, built
+from gitops.judge import VERDICTS, Judge
 from gitops.lua import argo_cd_health
 
 _KIT = ROOT / "examples/gitops"
@@ -20,7 +20,7 @@ def agree(document: Mapping[str, Any], situation: str) -> None:
     assert {name: said.get(name) for name in row.conditions} == row.conditions
     script = (_KIT / "argocd/health.lua").read_text(encoding="utf-8")
     assert argo_cd_health(script, document)["status"] == row.argo_cd
-    program = built()
+    program = VERDICTS.built()
     assert program is not None, "run `make testbed-setup`"
     rules = [_KIT / "flux/base/jobs.yaml"]
     judged = Judge(program).verdicts(rules, {"job": document})["job"]

@@ -15,7 +15,8 @@ import cert_manager
 import flux
 import route_kinds
 from dlion_api.errors import DLionError
-from gitops import judge
+from gitops.argo_cd import APPLICATIONS
+from gitops.judge import VERDICTS
 from testbed import binaries, removal
 from testbed.project_images import Target, build_images
 from testbed.requirements import missing
@@ -204,7 +205,7 @@ def check() -> None:
 def build() -> None:
     """Build the programs into the cache, if they are not there; print the folders."""
     click.echo(binaries.build().folder)
-    click.echo(judge.build().parent)
+    click.echo(VERDICTS.build().parent)
     click.echo(cert_manager.build())
     click.echo(route_kinds.build())
 
@@ -213,6 +214,12 @@ def build() -> None:
 def build_flux() -> None:
     """Build Flux' controllers into the cache, if they are not there; print the folder."""
     click.echo(flux.build())
+
+
+@main.command("build-argo-cd")
+def build_argo_cd() -> None:
+    """Build what renders ApplicationSets into the cache, if it is not there; print the folder."""
+    click.echo(APPLICATIONS.build().parent)
 
 
 def _set_cut(found: Testbed, what: str, other: str | None, *, cut_it: bool) -> None:
