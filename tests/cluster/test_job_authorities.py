@@ -40,7 +40,7 @@ from trained_jobs import eventually
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NAME = "test"
 TLS = {"mode": "Secret", "secretName": "plant-ca"}
@@ -51,12 +51,6 @@ def ready(kubectl: Kubectl) -> dict[str, Any]:
     status = kubectl.get("dlj", NAME).get("status") or {}
     found = [each for each in status.get("conditions") or () if each["type"] == "Ready"]
     return found[0] if found else {}
-
-
-def trains(kubectl: Kubectl) -> bool:
-    """Whether all workers do."""
-    status = kubectl.get("dlj", NAME).get("status") or {}
-    return (status.get("state"), status.get("readyWorkers")) == ("Training", "2/2")
 
 
 def shown_at(host: str) -> x509.Certificate | None:
@@ -173,7 +167,7 @@ def test_workers_train_by_the_authority_that_their_job_names(
             pods.start_keeper()
             for rank in (0, 1):
                 pods.start_worker(rank)
-            pods.wait_until(lambda: trains(kubectl), "training")
+            pods.wait_until(pods.all_train, "training")
             assert all(is_by(shown_at(pods.address(1 + rank)), first) for rank in (0, 1))
             eventually(lambda: kept(kubectl) == first.own_pem, what="what the Job keeps")
 
@@ -187,13 +181,13 @@ def test_workers_train_by_the_authority_that_their_job_names(
             pods.start_worker(1)
             pods.wait_until(lambda: is_by(shown_at(pods.address(2)), second), "the second signs")
             assert is_by(shown_at(pods.address(1)), first)
-            pods.wait_until(lambda: trains(kubectl), "training again")
+            pods.wait_until(pods.all_train, "training again")
 
             kubectl.run("delete", "secret", "plant-ca")
             operator.kill()
             operator.start()
             words = "no certificate can be signed: Secret"
             eventually(lambda: words in str(ready(kubectl).get("message")), what=words)
-            pods.wait_until(lambda: trains(kubectl), "training on")
+            pods.wait_until(pods.all_train, "training on")
         finally:
             pods.close()

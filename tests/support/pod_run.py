@@ -30,7 +30,7 @@ from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.issuing import LIFE
 from dlion_worker.results.events import read_events
 
-LONG_S = 120.0
+LONG_S = 240.0
 
 
 class PodRun:
