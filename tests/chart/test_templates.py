@@ -289,7 +289,7 @@ def test_the_program_of_helms_test_is_python(helm: Helm) -> None:
     compile(text, "ask.py", "exec")
     done = subprocess.run(
         ["python3", "-c", text.replace("+ 60", "+ 0"), *("http://127.0.0.1:1/",) * 2],
-        capture_output=True, text=True, check=False, timeout=20,
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1
     assert "Connection refused" in done.stderr

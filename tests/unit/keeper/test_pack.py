@@ -209,7 +209,7 @@ def test_hostile_members_are_refused(tmp_path: Path, content: bytes) -> None:
 def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "dlion_worker.keeper.pack", "--root", str(kept), "--run", "1"]
     done = subprocess.run(
-        [*command, "models/plant-a"], capture_output=True, check=False, timeout=30
+        [*command, "models/plant-a"], capture_output=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, b"")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:

@@ -1,12 +1,14 @@
 """Facts: every sample comes once per epoch, in an order that follows (seed, rank, epoch); batches
 run over an epoch's end and may be larger than the data; a restored stream gives the same next
 batch; new samples are seen within the epoch under way and removed ones never again, whatever the
-sequence of calls.
+sequence of calls; a position that is asked for while samples come and go is of one moment.
 
 Left out: watching files (test_watch).
 """
 
 from __future__ import annotations
+
+import threading
 
 import numpy as np
 import pytest
@@ -140,6 +142,31 @@ def test_any_sequence_of_calls_keeps_the_samples_right(calls: list[tuple[str, in
     if left:
         stream.next(left)  # to the end of the epoch
     assert sorted(_numbers(stream, len(everything))) == sorted(everything)
+
+
+def test_a_position_is_of_one_moment_while_samples_come_and_go() -> None:
+    stream, few = _stream(20), 5
+    ended = threading.Event()
+
+    def grow() -> None:
+        number = 0
+        while not ended.is_set():
+            parts = {f"{number}-{part}": _part(20 + few * part, few) for part in range(40)}
+            stream.extend(parts)
+            stream.remove(set(parts))
+            number += 1
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    try:
+        for _ in range(20_000):
+            assert stream.samples in (20, 20 + 40 * few)
+            state = stream.state()
+            assert state["samples"] in (20, 20 + 40 * few)
+            assert int(state["position"]) <= int(state["samples"])
+    finally:
+        ended.set()
+        growing.join()
 
 
 def test_samples_that_do_not_fit_are_refused_and_nothing_changes() -> None:

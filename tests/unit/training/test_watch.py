@@ -2,7 +2,8 @@
 half-written file is waited for; one that stays unreadable is skipped and named, and read when it
 is written again; a class that nobody had at the start can arrive; near-duplicates of what is there
 already are left out. Of many small files, also of one image each, a worker keeps the fraction that
-it is asked for, and classes are as skewed as they would be in one file.
+it is asked for, and classes are as skewed as they would be in one file. A file of another type than
+the rest is skipped and named, whatever else comes with it.
 
 Left out: the effect on training (tests/local). Time is the tests' own.
 """
@@ -225,6 +226,58 @@ def test_near_duplicates_of_what_is_there_are_left_out(root: Path, make_job) -> 
     assert site.poll() == [(ChangeKind.ADDED, "again.npz", 0)]
     (root / "in" / "first.npz").unlink()
     assert site.poll(1)[0][0] is ChangeKind.SKIPPED  # nothing else is left to train on
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_file_of_another_type_keeps_none_else_out_and_comes_once_corrected(
+    drop: bool, root: Path, make_job
+) -> None:
+    site = _Site(_job(make_job, dropNearDuplicates=drop), root)
+    _save(root / "in" / "good.npz", 2)
+    _save(root / "in" / "odd.npz", 3)
+    with np.load(root / "in" / "odd.npz") as right:
+        x, y = right["x"], right["y"]
+    np.savez(root / "in" / "odd.npz", x=x.astype(np.float32), y=y)
+    seen = site.poll(15)
+    assert seen == [(ChangeKind.ADDED, "good.npz", 12), (ChangeKind.SKIPPED, "odd.npz", 0)]
+    np.savez(root / "in" / "odd.npz", x=x, y=y)
+    assert site.poll() == [(ChangeKind.ADDED, "odd.npz", 12)]
+
+
+def test_a_file_of_another_type_at_the_start_leaves_the_others_as_they_are(
+    root: Path, make_job
+) -> None:
+    np.savez(root / "in" / "odd.npz", x=np.ones((3, 8, 8, 1)), y=np.ones(3, int))
+    site = _Site(_job(make_job), root)
+    assert site.stream.next(1)[0].dtype == np.uint8
+    assert site.poll(15) == [(ChangeKind.SKIPPED, "odd.npz", 0)]
+    assert "of another type (given: float32; allowed: uint8" in _said_of(site, root, "odd.npz")
+
+
+def _said_of(site: _Site, root: Path, name: str) -> str:
+    """Why a file is skipped that is looked at anew."""
+    os.utime(root / "in" / name, (1, 1))
+    for _ in range(15):
+        site.poll(1)
+        for change in site.changes:
+            return change.message
+    return ""
+
+
+def test_what_did_not_fit_into_memory_is_no_copy_of_itself_later(root: Path, make_job) -> None:
+    site = _Site(_job(make_job, dropNearDuplicates=True), root)
+    extend, site.stream.extend = site.stream.extend, _out_of_memory
+    _save(root / "in" / "late.npz", 7)
+    site.poll(1)
+    with pytest.raises(MemoryError):
+        site.poll(1)
+    site.stream.extend = extend
+    assert site.poll() == [(ChangeKind.ADDED, "late.npz", 12)]
+
+
+def _out_of_memory(parts: dict[str, object]) -> None:
+    if parts:
+        raise MemoryError
 
 
 def _png(path: Path, value: int) -> None:

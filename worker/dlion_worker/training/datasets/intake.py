@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class Intake:
         self._class_names = class_names
         self._class_count = class_count
         self._input_shape = input_shape
+        self._dtype: np.dtype[Any] | None = None
+        """Of all samples: that of the first ones."""
         seed = [job.spec.trainer.seed]
         self._share_CP = shares_of_classes(
             job.workers(), self._spec, class_count=class_count, seed=seed
@@ -106,7 +108,10 @@ class Intake:
             self._duplicates.forget(frozenset(keys))
 
     def remember(self, parts: dict[str, Samples]) -> None:
-        """Samples that were taken by an earlier intake count for near-duplicates too."""
+        """Samples that were taken by an earlier intake say of what type all are, and count for
+        near-duplicates too."""
+        for x, _ in parts.values():
+            self._dtype = self._dtype or x.dtype
         if parts and self._duplicates is not None:
             self._without_duplicates(parts)
 
@@ -125,6 +130,12 @@ class Intake:
             return np.zeros((0, *self._input_shape), np.uint8), np.zeros(0, np.int32)
         x, y = checked(source.read(index), source.labels[index], source.name)
         check_alike(x, self._input_shape, source.name)
+        self._dtype = self._dtype or x.dtype
+        if x.dtype != self._dtype:
+            raise DataError(
+                f"{source.name}: samples of another type (given: {x.dtype}; allowed: "
+                f"{self._dtype}, as in the rest of the data set). Save all as one type"
+            )
         return x, y
 
     def _own_places(self, key: str, labels: Labels) -> Indices:

@@ -1,7 +1,7 @@
 """Batches of one worker's samples: shuffled by epoch, resumable, and open to new samples.
 
-`next` runs on the training thread; `extend` and `remove` may run on another one beside it.
-Everything that is drawn follows (seed, rank, epoch).
+`next` and `state` run on the training thread; `extend` and `remove` may run on another one beside
+it. Everything that is drawn follows (seed, rank, epoch).
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ class BatchStream:
         self._epoch = 0
         self._position = 0
         self._order = self._shuffled()
+        """All rows that are held, in the order in which the epoch passes them."""
 
     @property
     def samples(self) -> int:
         """Samples that the stream holds now."""
-        return sum(len(rows) for rows in self._rows.values())
+        with self._lock:
+            return len(self._order)
 
     def keys(self) -> frozenset[str]:
         """Parts that the stream holds now."""
-        return frozenset(self._rows)
+        with self._lock:
+            return frozenset(self._rows)
 
     def next(self, batch_size: int) -> Samples:
         """The next batch: x [batch_size, ...] and y, copies."""
@@ -80,6 +83,8 @@ class BatchStream:
 
         Raises: DataError where samples have another shape or type; nothing is taken in then.
         """
+        if not parts:
+            return  # what is left of the epoch keeps its order
         for key, (x, _) in parts.items():
             check_alike(x, self._input_shape, key)
             if x.dtype != self._x.dtype:
@@ -112,7 +117,12 @@ class BatchStream:
 
     def state(self) -> dict[str, StateValue]:
         """The position, for a checkpoint."""
-        return {"epoch": self._epoch, "position": self._position, "samples": self.samples}
+        with self._lock:
+            return {
+                "epoch": self._epoch,
+                "position": self._position,
+                "samples": len(self._order),
+            }
 
     def restore(self, state: Mapping[str, StateValue]) -> None:
         """Goes to a position: with the same data, the same next batch.

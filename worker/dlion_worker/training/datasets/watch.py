@@ -110,7 +110,11 @@ class FolderWatch:
         changes = self._take_out(present)
         ready = self._ready(present, now_s)
         taken, faults = self._intake.take(ready) if ready else ({}, {})
-        changes += self._take_in(taken)
+        try:
+            changes += self._take_in(taken)
+        except MemoryError:
+            self._intake.forget(list(taken))  # or at the next look they would be their own copies
+            raise
         changes += [c for key in faults if (c := self._give_up(key, faults[key], now_s))]
         return changes
 
@@ -176,5 +180,6 @@ class FolderWatch:
         return self._skip(key, reason)
 
     def _skip(self, key: str, reason: str) -> Change:
+        self._intake.forget([key])  # the same
         self._skipped[key] = self._waiting.pop(key).fingerprint
         return Change(ChangeKind.SKIPPED, key, 0, reason)
