@@ -129,16 +129,7 @@ def _one_machine(cores: float, scale: float) -> Document:
 
 def _row(folder: Path) -> Row:
     summary = json.loads((folder / "summary.json").read_text())
-    began_s = min(
-        record["time_s"]
-        for record in map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-        if record.get("reason") == "TrainingStarted"
-    )
-    levels = {
-        level["accuracy"]: level["time_s"] - began_s
-        for level in summary["levels"]
-        if level["time_s"] is not None
-    }
+    levels = {level["accuracy"]: level["training_time_s"] for level in summary["levels"]}
     return {
         "to_50_s": levels.get(0.5),
         "to_65_s": levels.get(0.65),

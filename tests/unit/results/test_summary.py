@@ -172,14 +172,28 @@ def test_drift_agrees_with_the_distances_of_the_sketches(given, summary):
     assert summary["drift"]["last"] == pytest.approx(largest / np.mean(norms))
 
 
-def test_speed_up_is_the_quotient_of_times_to_the_highest_common_level(summary):
+def began(given):
+    """When the first step of any worker did."""
+    return min(r.time_s - r.wall_s for r in given if isinstance(r, StepRecord))
+
+
+def test_the_time_of_training_counts_from_the_first_step(given, summary):
+    assert began(given) > 0
+    for entry in summary["levels"]:
+        if entry["time_s"] is None:
+            assert entry["training_time_s"] is None
+        else:
+            assert entry["training_time_s"] == pytest.approx(entry["time_s"] - began(given))
+
+
+def test_speed_up_is_the_quotient_of_times_to_the_highest_common_level(given, summary):
     alone = Story(workers=1, seconds=120, learning_s=200, killed=None)
     reference = summary_of(records(alone), alone)
     result = scalability(summary, reference)
     level = result["accuracy"]
     times = [
-        next(e["time_s"] for e in s["levels"] if e["accuracy"] == level)
-        for s in (reference, summary)
+        next(e["time_s"] for e in s["levels"] if e["accuracy"] == level) - began_s
+        for s, began_s in ((reference, began(records(alone))), (summary, began(given)))
     ]
     assert level == max(e["accuracy"] for e in reference["levels"] if e["time_s"])
     assert result["speed_up"] == pytest.approx(times[0] / times[1])

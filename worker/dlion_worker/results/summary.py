@@ -100,11 +100,14 @@ def schema() -> Json:
 def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Json:
     """Speed-up X on Y workers, and X/Y, against one worker (or few).
 
-    In time to the highest accuracy that both reached, where there is one, and in samples/s.
+    In time to the highest accuracy that both reached, where there is one, and in samples/s. Time
+    counts from the first step: how long six imports take on one machine says nothing of training.
     """
     workers = len(summary["workers"])
-    own = {entry["accuracy"]: entry["time_s"] for entry in summary["levels"]}
-    other = {entry["accuracy"]: entry["time_s"] for entry in reference["levels"]}
+    own, other = (
+        {entry["accuracy"]: entry["training_time_s"] for entry in told["levels"]}
+        for told in (summary, reference)
+    )
     both = [level for level in own if own[level] and other.get(level)]
     level = max(both, default=None)
     speed_up = other[level] / own[level] if level is not None else None
@@ -141,14 +144,15 @@ def _model(model: SavedModel) -> Json:
     }
 
 
+def _began_s(workers: Sequence[WorkerTally]) -> float | None:
+    """When the first step of any worker began; None before it."""
+    return min((worker.started_s for worker in workers if worker.steps), default=None)
+
+
 def _totals(workers: Sequence[WorkerTally]) -> Json:
-    stepped = [worker for worker in workers if worker.steps]
+    began_s = _began_s(workers)
     cpu_s = sum(worker.cpu_s for worker in workers)
-    span_s = (
-        max(worker.last_step_s for worker in stepped) - min(worker.started_s for worker in stepped)
-        if stepped
-        else 0.0
-    )
+    span_s = 0.0 if began_s is None else max(w.last_step_s for w in workers if w.steps) - began_s
     samples = sum(worker.samples for worker in workers)
     return {
         "training_s": max(span_s, 0.0),
@@ -184,7 +188,14 @@ def _level(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     """When the mean over replicas reached that accuracy, and what had been sent by then."""
     time_s = first_time_judged([worker.accuracy_curve.points() for worker in workers], accuracy)
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
-    return {"accuracy": accuracy, "time_s": time_s, "sent_bytes": sent}
+    began_s = _began_s(workers)
+    trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
+    return {
+        "accuracy": accuracy,
+        "time_s": time_s,
+        "training_time_s": trained_s,
+        "sent_bytes": sent,
+    }
 
 
 def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:

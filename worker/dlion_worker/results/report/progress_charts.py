@@ -158,7 +158,9 @@ def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
     goal = ", ".join(f"{level:.0%}" for level in levels)
     references = ", ".join(dict.fromkeys(run.reference for run, _ in known if run.reference))
     against = f"the one worker of “{references}”" if references else "one worker"
-    return chart("Scalability", f"In time to {goal} accuracy, against {against}.", draw)
+    return chart(
+        "Scalability", f"In time from the first step to {goal} accuracy, against {against}.", draw
+    )
 
 
 def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:

@@ -85,7 +85,8 @@ def data_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(
-            f"data: no such file or directory: {path}. Paths are relative to the site's data root"
+            f"data: no such file or directory: {path}. Paths are relative to the site's data root, "
+            "which --data-root names for `dlion run` and `dlion simulate`"
         )
     found = sorted(
         p
