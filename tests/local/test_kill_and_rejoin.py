@@ -1,11 +1,11 @@
 """Facts: of four workers the lowest rank is killed, later two others at once. The supervisor
 restarts them, they go on from a peer's state and contribute again within 15 s of their
 TensorFlow import; no local step of the others is thrown away, and they do not stand still. In
-lock step all hold bit-identical weights again after each return. A trainer that is killed while
-the coordinator is away comes back under TLS from what its worker has kept.
+lock step all hold bit-identical weights again after each return.
 
-Left out: how long the others' longest iteration is (`benchmarks/kill_restart.py`: on a busy machine
-it says more of the machine), many cycles (there too).
+Left out: a coordinator that is away (test_coordinator_away.py); how long the others' longest
+iteration is (`benchmarks/kill_restart.py`: on a busy machine it says more of the machine), and many
+cycles (there too).
 """
 
 from __future__ import annotations
