@@ -3,8 +3,9 @@
 Proves: throttled short steps give the sustained rate (a median would be five times too high), long
 steps are within 10 % and follow a changed quota within ten iterations with and without a readable
 quota, waiting for peers changes nothing, the exchange's CPU under a quota is not charged, a
-probe tells the capacity before the first step, and steps in which a trainer starts, a quota
-changes or a batch is larger than ever do not count. Leaves out: real quotas (tests/local).
+probe tells the capacity before the first step and is forgotten soon where it was disturbed, and
+steps in which a trainer starts, a quota changes or a batch is larger than ever do not count. Leaves
+out: real quotas (tests/local).
 """
 
 from __future__ import annotations
@@ -197,6 +198,35 @@ def test_a_probe_tells_the_capacity_before_the_first_step(quota_cores: float | N
     assert estimate.samples_per_s == pytest.approx(100 * (quota_cores or 1.0))
     known = CapacitySource.RATE if quota_cores is None else CapacitySource.QUOTA
     assert estimate.source is known
+
+
+@pytest.mark.parametrize("samples", [7, 17, 48])
+@pytest.mark.parametrize("probe_s", [1.5, 3.0])
+def test_a_disturbed_probe_is_corrected_within_some_seconds_however_small_its_batch(
+    samples: int, probe_s: float
+) -> None:
+    """The machine carries 4,000 samples a second; other workers' imports left the probe 320."""
+    estimator = CapacityEstimator()
+    estimator.trainer_started()
+    estimator.add_probe(
+        SpeedProbe(
+            samples=int(320 * probe_s), compute_s=probe_s, cpu_s=0.1 * probe_s,
+            quota_cores=None, throttled_s=0.0, largest_batch=64,
+        )
+    )  # fmt: skip
+    compute_s, waited_s = samples / 4000, 0.015
+    passed_s = 0.0
+    while passed_s < 4.0:
+        passed_s += compute_s + waited_s
+        estimator.add_step(
+            StepTiming(
+                iteration=1, samples=samples, compute_s=compute_s, wall_s=compute_s + waited_s,
+                cpu_s=compute_s, waited_s=waited_s, compute_cpu_s=compute_s,
+            )
+        )  # fmt: skip
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.samples_per_s == pytest.approx(4000, rel=0.1)
 
 
 def test_a_probe_that_the_quota_did_not_hold_tells_the_rate() -> None:

@@ -16,6 +16,11 @@ from dlion_worker.sidecar.rates import ChangingRate
 LEAST_WINDOW_S = 1.0
 """Ten CFS periods: shorter, and where in its period a step falls decides what it takes."""
 
+LEAST_SPAN_S, LEAST_STEPS = 3.0, 10
+"""Who computes for little of the time is measured by so many steps within so long all the same:
+what a disturbed probe, or a disturbed while, made too small a batch would else stay small for long,
+as the smaller it is the longer a second of computing takes to come together."""
+
 MOST_WINDOW_S = 6.0
 CHANGE_FRACTION = 0.15
 
@@ -39,11 +44,12 @@ class CapacityEstimator:
     """Samples per second that this worker's CPU carries when it does nothing but compute.
 
     *Rate*: samples divided by the wall time of computing (throttling included, waiting for peers
-    not) over at least a second. *Quota*: CPU quota divided by CPU seconds per sample, which is
-    right after a few steps and, as the quota is known, at once when that changes. *Quota* counts
-    as long as the quota is believed to set the pace (`quota_belief`): a part of it goes to the
-    exchange, which a worker on its own would not pay. Otherwise the smaller one counts: a trainer
-    that mostly waits computes in bursts, faster than it could sustain.
+    not) over at least a second of it, or ten steps in three seconds. *Quota*: CPU quota divided by
+    CPU seconds per sample, which is right after a few steps and, as the quota is known, at once
+    when that changes. *Quota* counts as long as the quota is believed to set the pace
+    (`quota_belief`): a part of it goes to the exchange, which a worker on its own would not pay.
+    Otherwise the smaller one counts: a trainer that mostly waits computes in bursts, faster than it
+    could sustain.
 
     Source: ours, after policies.md section 1, relative compute power.
     """
@@ -96,7 +102,7 @@ class CapacityEstimator:
         if self._touches_memory(step.samples):
             return
         cpu_s = step.cpu_s if step.compute_cpu_s is None else step.compute_cpu_s
-        self._rate.add(step.samples, step.compute_s)
+        self._rate.add(step.samples, step.compute_s, max(step.wall_s, step.compute_s))
         self._cost.add(step.samples, cpu_s)
         self._use.add(step.cpu_s, step.wall_s)
 
@@ -149,5 +155,9 @@ class CapacityEstimator:
 
 def _rate() -> ChangingRate:
     return ChangingRate(
-        least_s=LEAST_WINDOW_S, most_s=MOST_WINDOW_S, change_fraction=CHANGE_FRACTION
+        least_s=LEAST_WINDOW_S,
+        least_span_s=LEAST_SPAN_S,
+        least_count=LEAST_STEPS,
+        most_s=MOST_WINDOW_S,
+        change_fraction=CHANGE_FRACTION,
     )

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass
 class _Bucket:
     amount: float
     seconds: float
+    span_s: float
+    count: int = 1
+
+    def add(self, other: _Bucket) -> None:
+        self.amount += other.amount
+        self.seconds += other.seconds
+        self.span_s += other.span_s
+        self.count += other.count
 
 
 class ChangingRate:
@@ -36,35 +48,42 @@ class ChangingRate:
         change_fraction: float,
         least_amount: float = float("inf"),
         least_change_s: float | None = None,
+        least_span_s: float = float("inf"),
+        least_count: int = 1,
         rises: int = 1,
     ) -> None:
         """`least_amount` of whatever is counted is enough of a window too, however short; not to
-        see a change in, where `least_change_s` says how long that has to be. A rise shows when so
-        many observations one after the other are above what was known: for a rate whose single
-        observations may be far too high, but not again and again."""
+        see a change in, where `least_change_s` says how long that has to be. So are `least_count`
+        observations over `least_span_s`, for what goes on for little of the time: until that had
+        come to `least_s`, a wrong rate would stand. A rise shows when so many observations one
+        after the other are above what was known: for a rate whose single observations may be far
+        too high, but not again and again."""
         self._least_s = least_s
         self._least_change_s = least_change_s
         self._rises = rises
         self._most_s = most_s
         self._change_fraction = change_fraction
         self._least_amount = least_amount
+        self._least_span_s, self._least_count = least_span_s, least_count
         self._buckets: deque[_Bucket] = deque()
         self._known: float | None = None
         self._is_known = True
         self._straddling = 0
         """So many of the oldest may have begun before the last change."""
 
-    def add(self, amount: float, seconds: float) -> None:
-        """Takes one observation; those shorter than a tenth of `least_s` are merged into one."""
+    def add(self, amount: float, seconds: float, span_s: float | None = None) -> None:
+        """Takes one observation; those shorter than a tenth of `least_s` are merged into one.
+
+        `span_s`: from the one before to this one's end; None: nothing lies between them."""
         if seconds <= 0.0:
             return
         self._is_known = False
+        one = _Bucket(amount, seconds, seconds if span_s is None else span_s)
         newest = self._buckets[-1] if self._buckets else None
         if newest is not None and newest.seconds < self._least_s / 10:
-            newest.amount += amount
-            newest.seconds += seconds
+            newest.add(one)
         else:
-            self._buckets.append(_Bucket(amount, seconds))
+            self._buckets.append(one)
         self._forget()
         self._forget_straddling()
 
@@ -82,18 +101,19 @@ class ChangingRate:
     def rate(self) -> float | None:
         """Amount per second; None until there is a window worth the name."""
         if not self._is_known:  # asked far more often than it changes
-            amount = sum(bucket.amount for bucket in self._buckets)
-            seconds = self.window_s
-            self._known = amount / seconds if self._enough(amount, seconds) else None
+            total = _total(self._buckets)
+            self._known = total.amount / total.seconds if self._enough(total) else None
             self._is_known = True
         return self._known
 
-    def _enough(self, amount: float, seconds: float) -> bool:
-        return seconds >= self._least_s or (seconds > 0 and amount >= self._least_amount)
+    def _enough(self, part: _Bucket) -> bool:
+        if part.seconds >= self._least_s or part.amount >= self._least_amount:
+            return part.seconds > 0
+        return part.span_s >= self._least_span_s and part.count >= self._least_count
 
     def _shows_change(self, recent: _Bucket) -> bool:
         if self._least_change_s is None:
-            return self._enough(recent.amount, recent.seconds)
+            return self._enough(recent)
         return recent.seconds >= self._least_change_s
 
     def _forget(self) -> None:
@@ -105,7 +125,8 @@ class ChangingRate:
         older = list(self._buckets)[:-recent_count]
         if not older:
             return
-        older_rate = sum(b.amount for b in older) / sum(b.seconds for b in older)
+        before = _total(older)
+        older_rate = before.amount / before.seconds
         change = recent.amount / recent.seconds - older_rate
         if abs(change) <= self._change_fraction * older_rate:
             return
@@ -118,8 +139,7 @@ class ChangingRate:
         since = list(self._buckets)[self._straddling :]
         if not self._straddling or not since:
             return
-        total = _Bucket(sum(b.amount for b in since), sum(b.seconds for b in since))
-        if self._shows_change(total):
+        if self._shows_change(_total(since)):
             for _ in range(self._straddling):
                 self._buckets.popleft()
             self._straddling = 0
@@ -131,10 +151,16 @@ class ChangingRate:
 
     def _recent(self) -> tuple[int, _Bucket]:
         """How many of the newest buckets make a window, and their sum."""
-        total = _Bucket(0.0, 0.0)
+        total = _total(())
         for count, bucket in enumerate(reversed(self._buckets), start=1):
-            total.amount += bucket.amount
-            total.seconds += bucket.seconds
+            total.add(bucket)
             if self._shows_change(total):
                 return count, total
         return len(self._buckets), total
+
+
+def _total(buckets: Iterable[_Bucket]) -> _Bucket:
+    total = _Bucket(0.0, 0.0, 0.0, 0)
+    for bucket in buckets:
+        total.add(bucket)
+    return total
