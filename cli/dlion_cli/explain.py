@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,40 +12,77 @@ from dlion_api import document
 from dlion_api.errors import SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
+from dlion_api.status import Status
+from dlion_worker.policies import catalogue
 
 if TYPE_CHECKING:
     from dlion_api.document import Explanation
 
 ROOTS = ("apiVersion", "kind", "metadata", "spec")
+STATUS = "status"
+POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
 
 
 @click.command()
 @click.argument("field", default="", metavar="[FIELD]")
 @click.option("--recursive", is_flag=True, help="Everything below the field, as a tree.")
-def explain(field: str, recursive: bool) -> None:
+@click.option("--policy", metavar="NAME", help="What exchange.parameters holds for that policy.")
+def explain(field: str, recursive: bool, policy: str | None) -> None:
     """Say what FIELD of the manifest means: `dlion explain spec.trainer.stop`.
 
-    `spec.` may be left out, and so may the FIELD: the whole manifest.
+    `spec.` may be left out, and so may the FIELD: the whole manifest. `dlion explain status` says
+    what a cluster tells of a job, `dlion explain exchange.parameters --policy ako` what that
+    policy can be given.
     """
     found = _find(field)
+    if policy is not None:
+        if found.path != PARAMETERS:
+            raise click.UsageError("--policy goes with exchange.parameters alone")
+        catalogue.find(policy)  # said before anything else where there is none
     click.echo(f"KIND:    {KIND} ({API_VERSION})")
     if found.path:
         click.echo(f"FIELD:   {found.path} <{found.type}>{_facts(found)}")
     click.echo(f"\n{_paragraph(found.doc)}")
     for rule in found.rules:
         click.echo(_paragraph(f"Rule: {rule}."))
+    if found.path == POLICY:
+        _policies()
+    if found.path == PARAMETERS:
+        _parameters(policy)
     if found.children:
         click.echo("\nFIELDS:")
         _fields(found.children, depth=1, recursive=recursive)
 
 
+def _policies() -> None:
+    click.echo("\nPOLICIES:")
+    for name in catalogue.names():
+        click.echo(f"  {name}\n{_paragraph(catalogue.find(name).summary, '    ')}\n")
+
+
+def _parameters(policy: str | None) -> None:
+    if policy is not None:
+        children = document.explain(catalogue.find(policy).parameters).children
+        click.echo(f"\nPARAMETERS OF {policy}:" + ("" if children else " none"))
+        _fields(children, depth=1, recursive=False)
+        return
+    click.echo("\nPARAMETERS (say --policy NAME for what they mean):")
+    for name in catalogue.names():
+        children = document.explain(catalogue.find(name).parameters).children
+        words = ", ".join(child.name for child in children) or "none"
+        click.echo(f"  {name}: {words}")
+
+
 def _find(field: str) -> Explanation:
     first = field.split(".", 1)[0].split("[", 1)[0]
-    path = field if not field or first in ROOTS else f"spec.{field}"
     try:
+        if first == STATUS:
+            told = document.explain(Status, field.partition(".")[2])
+            return replace(told, path=f"{STATUS}.{told.path}".rstrip("."), required=False)
+        path = field if not field or first in ROOTS else f"spec.{field}"
         return document.explain(Job, path)
     except SpecError as error:
-        raise SpecError(error.problems, source="dlion explain") from None
+        raise SpecError(error.problems, source="explain") from None
 
 
 def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:

@@ -31,6 +31,8 @@ _CODES: Final = (
 _STORAGE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 )
+_OF_CLUSTERS: Final = frozenset({"kubernetes", "urllib3", "websocket"})
+"""Packages of the extra `cluster` alone; all others come with `worker`."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
@@ -44,6 +46,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
         if isinstance(chain, OSError) and chain.errno in _STORAGE:
             return ExitCode.STORAGE
         chain = chain.__cause__
+    if _missing_package(error):
+        return ExitCode.UNAVAILABLE
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
@@ -53,5 +57,19 @@ def message_of(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, DLionError | OSError):
         return str(error)
+    if package := _missing_package(error):
+        extra = "cluster" if package in _OF_CLUSTERS else "worker"
+        return (
+            f"this needs the package {package}, which is not installed here. Install it with all "
+            f"that belongs to it: pip install 'dlion[{extra}]'"
+        )
     logging.getLogger(__name__).error("unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}. This is a defect of dlion: please report it."
+
+
+def _missing_package(error: BaseException) -> str:
+    """The package of an extra that is not there; empty: that is not what is wrong."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    package = error.name.partition(".")[0]
+    return "" if package.startswith("dlion_") else package

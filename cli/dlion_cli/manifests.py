@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
-from dlion_api.spec import load_job
+from dlion_api.spec import Exchange, load_job
 from dlion_cli.yaml_text import MOST_BYTES, Text, read_text
-from dlion_worker.policies.catalogue import parameters_of
+from dlion_worker.policies.catalogue import find, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -210,8 +211,32 @@ def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | N
     """The job, whose exchange policy is known here and takes the parameters that are given.
 
     Its ranks are counted, also where the document comes from a run in a cluster. Raises: SpecError
-    with all problems of the document, or else of the policy.
+    with all problems of the document, its policy's name and parameters among them; or else of how
+    the policy goes with the rest.
     """
-    job = load_job(document, source=source, lines=lines).with_counted_ranks()
+    try:
+        job = load_job(document, source=source, lines=lines).with_counted_ranks()
+    except SpecError as error:
+        known = {problem.path for problem in error.problems}
+        more = [one for one in _of_policy(document, lines) if one.path not in known]
+        raise SpecError([*error.problems, *more], source=source) from None
     parameters_of(job.spec, source=source, lines=lines)
     return job
+
+
+def _of_policy(document: object, lines: Mapping[str, int] | None) -> tuple[Problem, ...]:
+    """What is wrong with the policy's name and parameters, whatever else is with the document."""
+    place = document
+    for step in ("spec", "exchange"):
+        place = place.get(step) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        return ()
+    name, parameters = place.get("policy", Exchange().policy), place.get("parameters", {})
+    if not isinstance(name, str):
+        return ()
+    try:
+        policy = find(name, line=(lines or {}).get("spec.exchange.policy"))
+        parse(policy.parameters, parameters, lines=lines, root="spec.exchange.parameters")
+    except SpecError as error:
+        return error.problems
+    return ()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
 
 
@@ -54,13 +53,9 @@ def report(
             f"--label was given {len(labels)} times for {len(folders)} folders; "
             "give one for each folder, or none"
         )
-    try:
-        from dlion_worker.results.report.page import write_report
-        from dlion_worker.results.report.picture import write_picture
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"dlion report needs {error.name}: install the extra with `pip install dlion[worker]`"
-        ) from error
+    from dlion_worker.results.report.page import write_report
+    from dlion_worker.results.report.picture import write_picture
+
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     page = write_report(folders, target, labels=labels, title=title, reference=reference)
     click.echo(page)

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from dlion_api.document import to_document
-from dlion_api.errors import DLionError
+from dlion_api.errors import DLionError, ProgramError
 from dlion_api.spec import Job
 from dlion_cli import options
 from dlion_cli.ending import finish_broken, report_in_time
@@ -53,7 +53,8 @@ MOST_NAMED = 8
 )  # fmt: skip
 @click.option(
     "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Change a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. Repeatable.",
+    help="Change a field of the manifest, e.g. trainer.optimizer.learningRate=0.1; with no value "
+    "it is taken out. Repeatable.",
 )  # fmt: skip
 @options.result_folder
 @click.option(
@@ -109,6 +110,7 @@ def run(
     refuse_named_authority(job, str(file))
     asked = _asked(job, environment)
     program_root = program_root_of(job, file, resume)
+    _refuse_without_program(job, program_root)
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
@@ -183,6 +185,16 @@ def program_root_of(job: Job, file: Path, resume: Path | None) -> Path:
     if resume is not None and program and not (root / program).is_file():
         return kept_program_root(resume) or root
     return root
+
+
+def _refuse_without_program(job: Job, root: Path) -> None:
+    """Raises: ProgramError where it is not there: each worker would say so, seconds later."""
+    program = job.spec.trainer.program.file
+    if program and not (root / program).is_file():
+        raise ProgramError(
+            f"spec.trainer.program.file: no such file: {root / program}. Paths are relative to the "
+            "manifest; `dlion init` writes a template"
+        )
 
 
 def _asked(job: Job, environment: str | None) -> Asked:

@@ -1,4 +1,4 @@
-"""`dlion validate`: every problem of every manifest at once, without a cluster."""
+"""`dlion validate`: every problem of every manifest and environment at once, without a cluster."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_cli.manifests import STDIN, load_manifest, read_documents
+from dlion_worker.environments import Environment
 
 if TYPE_CHECKING:
     from dlion_cli.yaml_text import Text
+
+ENVIRONMENT = "environment"
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def validate(files: tuple[str, ...], output: str) -> int:
-    """Check manifests; `-` reads standard input.
+    """Check manifests and environment files; `-` reads standard input.
 
-    Every document of every file is checked, and every problem said at once. Exit code 65 when a
-    manifest is wrong, 66 when a file cannot be read.
+    Every document of every file is checked, and every problem said at once. One without apiVersion
+    and kind that has workers is taken for an environment. Exit code 65 when a document is wrong, 66
+    when a file cannot be read.
     """
     results = [result for file in files for result in _check_file(file)]
     if output == "json":
@@ -50,6 +55,8 @@ def _check_file(file: str) -> list[dict[str, Any]]:
 
 
 def _check_document(document: Text, source: str) -> dict[str, Any]:
+    if _is_environment(document.value):
+        return _check_environment(document, source)
     try:
         job = load_manifest(document.value, source=source, lines=document.lines)
     except SpecError as error:
@@ -57,9 +64,22 @@ def _check_document(document: Text, source: str) -> dict[str, Any]:
     return _result(source, name=str(job.key), spec_hash=job.hash())
 
 
+def _is_environment(value: dict[str, Any]) -> bool:
+    return "workers" in value and not value.keys() & {"apiVersion", "kind", "metadata", "spec"}
+
+
+def _check_environment(document: Text, source: str) -> dict[str, Any]:
+    try:
+        found = parse(Environment, document.value, source=source, lines=document.lines)
+    except SpecError as error:
+        return _result(source, kind=ENVIRONMENT, problems=error.problems)
+    return _result(source, kind=ENVIRONMENT, name=found.name)
+
+
 def _result(
     source: str,
     *,
+    kind: str = KIND,
     name: str = "",
     spec_hash: str = "",
     problems: tuple[Problem, ...] = (),
@@ -68,6 +88,7 @@ def _result(
     return {
         "source": source,
         "valid": not problems,
+        "kind": kind,
         "job": name,
         "specHash": spec_hash,
         "exitCode": int(code if problems else ExitCode.OK),
@@ -89,7 +110,7 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 def _say(results: list[dict[str, Any]]) -> None:
     for result in results:
         if result["valid"]:
-            click.echo(f"{result['source']}: {KIND} {result['job']} is valid")
+            click.echo(f"{result['source']}: {result['kind']} {result['job']} is valid")
             continue
         problems = [Problem(**problem) for problem in result["problems"]]
         click.echo(str(SpecError(problems, source=result["source"])), err=True)

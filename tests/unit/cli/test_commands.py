@@ -1,8 +1,9 @@
 """The command line's own part: what it loads, its exit codes, `validate`, `explain`, `init`.
 
 Proves: those three need neither TensorFlow nor gRPC; each kind of error has its documented exit
-code and goes to stderr; validate says all problems of all documents, as text or JSON; what init
-writes is valid and is the example. Leaves out: `run` and `report`.
+code and goes to stderr; validate says all problems of all documents, environments among them, as
+text or JSON; explain knows policies, what each takes, and the status; a command without its extra
+says what to install; what init writes is valid and is the example. Leaves out: `run` and `report`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,88 @@ def test_light_commands_load_no_heavy_packages() -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exchange.policy"], ["  gaia\n    Updates once they are significant.", "  dlion\n"]),
+        (["exchange.parameters"], ["  ako: partitions, mostPartitions", "  full: none"]),
+        (
+            ["exchange.parameters", "--policy", "ako"],
+            ["  partitions <integer> (default 0;", "smallest number whose part fits"],
+        ),
+        (["status"], ["FIELD:   status <object>\n", "  conditions <list of object>"]),
+        (["status.trainerStatus"], ["  progressPercentage <integer>"]),
+    ],
+)
+def test_explain_knows_policies_their_parameters_and_the_status(
+    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *words]) == 0
+    out = capsys.readouterr().out
+    for part in said:
+        assert part in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["exchange.parameters", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
+        (["trainer", "--policy", "ako"], 2, "--policy goes with exchange.parameters"),
+        (["status.trainer"], ExitCode.SPEC, "Did you mean trainerStatus?"),
+    ],
+)
+def test_explain_says_what_it_does_not_know(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *words]) == code
+    told = capsys.readouterr()
+    assert said in told.err
+    assert not told.out
+
+
+EXTRAS = (
+    "cryptography", "grpc", "jinja2", "keras", "kubernetes", "markupsafe", "matplotlib", "networkx",
+    "numba", "numpy", "sklearn", "tensorflow", "urllib3", "websocket",
+)  # fmt: skip
+WITHOUT_EXTRAS = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {EXTRAS}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from dlion_cli.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["run", DIGITS], "worker"),
+        (["simulate", DIGITS, "-e", "quickstart"], "worker"),
+        (["compare", DIGITS, "-e", "quickstart", "--policies", "dlion,full"], "worker"),
+        (["calibrate", DIGITS], "worker"),
+        (["report", "nowhere"], "worker"),
+        (["get"], "cluster"),
+    ],
+)
+def test_without_its_extra_a_command_says_what_to_install(
+    words: list[str], extra: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *words],
+        check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert f"pip install 'dlion[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "defect" not in done.stderr
+    assert done.returncode == ExitCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -104,6 +187,23 @@ def test_validate_speaks_json_of_every_document(
     assert len(good["specHash"]) == 64
     assert {p["path"] for p in bad["problems"]} == {"apiVersion", "metadata", "spec"}
     assert none["exitCode"] == ExitCode.DATA
+
+
+def test_validate_takes_environments_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(str(path) for path in (ROOT / "environments").glob("*.yaml"))
+    assert main(["validate", *files]) == 0
+    assert capsys.readouterr().out.count("is valid") == len(files) >= 13
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: bad\nworkers:\n  - {cores: many}\ninsideSide: {mbitPerS: 1}\n")
+    assert main(["validate", "-o", "json", str(bad)]) == ExitCode.SPEC
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["valid"]) == ("environment", False)
+    assert {(one["path"], one["line"]) for one in told["problems"]} == {
+        ("workers[0].cores", 3),
+        ("insideSide", 4),
+    }
 
 
 def test_validate_reads_standard_input(

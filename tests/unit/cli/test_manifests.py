@@ -2,7 +2,8 @@
 
 Proves: paths carry the right lines; text means what kubectl takes it for; doubles, bombs, depth,
 size, tags and several documents are refused with a line; `--set` changes a copy or says what is
-wrong with the path; `dlion run` takes no authority that only a cluster has. Leaves out: what the
+wrong with the path; a policy is told of with all else that is wrong; `dlion run` takes no authority
+that only a cluster has. Leaves out: what the
 values may be (tests/contract, tests/unit/api).
 """
 
@@ -23,6 +24,7 @@ from dlion_api.errors import DataError, SpecError
 from dlion_api.spec import load_job
 from dlion_cli.manifests import (
     apply_set,
+    load_manifest,
     read_document,
     read_documents,
     refuse_named_authority,
@@ -204,3 +206,28 @@ def test_set_says_everything_that_is_wrong() -> None:
 @pytest.mark.parametrize(("text", "run_id"), [("2", "2"), ("007", "007"), ('"3"', "3"), ("b", "b")])
 def test_a_run_is_named_though_it_looks_like_a_number(text: str, run_id: str) -> None:
     assert apply_set({}, [f"runId={text}"]) == {"spec": {"runId": run_id}}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "path"),
+    [
+        ({"policy": "dlyon"}, "spec.exchange.policy"),
+        ({"policy": "ako", "parameters": {"foo": 1}}, "spec.exchange.parameters.foo"),
+        ({"policy": "ako", "parameters": [1]}, "spec.exchange.parameters"),
+        ({"parameters": {"foo": 1}}, "spec.exchange.parameters.foo"),
+    ],
+)
+def test_a_policys_problems_are_told_with_all_others(exchange: dict[str, Any], path: str) -> None:
+    document = job_document(3, exchange=exchange, batching={"policy": "odd"})
+    with pytest.raises(SpecError) as caught:
+        load_manifest(document, source="t", lines=None)
+    told = [problem.path for problem in caught.value.problems]
+    assert sorted(told) == sorted({"spec.batching.policy", path})
+
+
+@pytest.mark.parametrize("exchange", [None, [], "x", {"policy": 7}, {"policy": ["ako"]}])
+def test_an_exchange_that_is_none_has_no_problems_of_a_policy(exchange: object) -> None:
+    document = {**job_document(3), "spec": {"exchange": exchange}}
+    with pytest.raises(SpecError) as caught:
+        load_manifest(document, source="t", lines=None)
+    assert len({problem.path for problem in caught.value.problems}) == len(caught.value.problems)

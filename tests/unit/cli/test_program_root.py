@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_cli.__main__ import main
 from dlion_cli.manifests import read_document
@@ -72,3 +73,14 @@ def test_a_manifest_without_its_program_resumes_with_the_first_ones(project: Pro
 def test_a_folder_that_is_no_runs_keeps_nothing(tmp_path: Path) -> None:
     assert kept_program_root(tmp_path) is None
     assert kept_program_root(tmp_path / "none") is None
+
+
+def test_a_program_that_is_not_there_is_said_before_anything_starts(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project.path / "program.py").unlink()
+    out = project.elsewhere / "out"
+    code = main(["run", str(project.path / "job.yaml"), "--out", str(out)])
+    assert code == ExitCode.PROGRAM
+    assert "spec.trainer.program.file: no such file" in capsys.readouterr().err
+    assert not out.exists()
