@@ -1,9 +1,10 @@
 """Proves, with real runs on files that the tests write: a class that no worker has at the start
 arrives at one worker in mid-run, and every replica knows it (80 % or more) without a restart; a
 half-written file is waited for and then taken in, a corrupt one is skipped and named, one that is
-written anew is read again, one that is taken away is let go; while a file is being read, for however long, all train on; global batches
-grow with the data, and workers agree on them; models are published while training goes on, Ctrl-C
-leaves the last one, and a later job starts from it; another architecture is refused in words.
+written anew is read again, one that is taken away is let go; while a file is being read, for
+however long, all train on; global batches grow with the data, and workers agree on them; models are
+published while training goes on, Ctrl-C leaves the last one, and a later job starts from it;
+another architecture is refused in words.
 
 Leaves out: what each change of a folder does (tests/unit/training/test_watch), near-duplicates
 (test_near_duplicates), the user's own programs (test_video).

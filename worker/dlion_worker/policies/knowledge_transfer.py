@@ -9,7 +9,8 @@ is chosen: the lowest loss, the lower rank among equals. Then
 - `best2worst`: only the worst does (highest loss, the higher rank among equals).
 
 Nobody is ever waited for. If the best leaves, or its answer does not come within a period, that
-period is skipped. Source: DLion's direct knowledge transfer (idea certain, numbers recalled).
+period is skipped. Source: DLion's direct knowledge transfer (idea certain, numbers recalled); ours:
+of when the two weights are that are merged, also where `dlion-published` repeats the rest.
 
 The answer takes its time, in which both go on. What is merged is how they differed *then*, w + l
 (w_best - w) with both w in the brackets of one moment: as if it had come at once, and all updates
