@@ -1,7 +1,8 @@
 """Proves: of images that come four times with camera noise no more than 30 % are kept, and a model
-that learns from these is within a point of one that learns from the images without duplicates (mean
-of three seeds, equal numbers of steps). In a real run each worker filters its own samples alone
-and says how many went. With `-o json` such a run prints its summary and nothing else.
+that learns from these is within a point of one that learns from all of them, and of one that learns
+from the images without duplicates (mean of three seeds, equal numbers of steps). In a real run each
+worker filters its own samples alone and says how many went. With `-o json` such a run prints its
+summary and nothing else.
 
 Leaves out: photos and the rule itself (tests/unit/training/test_selection). Figures are printed.
 """
@@ -72,14 +73,16 @@ def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
     kept = NearDuplicates(THRESHOLD).fresh(many_x, many_y, ["all"] * len(many_y))
     share = len(kept) / len(many_y)
     seeds = range(3)
-    filtered = np.mean([accuracy((many_x[kept], many_y[kept]), test, seed) for seed in seeds])
-    without = np.mean([accuracy(plain, test, seed) for seed in seeds])
+    filtered, unfiltered, without = (
+        np.mean([accuracy(train, test, seed) for seed in seeds])
+        for train in ((many_x[kept], many_y[kept]), (many_x, many_y), plain)
+    )
     sys.stdout.write(
         f"near-duplicates: kept {len(kept)} of {len(many_y)} ({share:.1%}); accuracy "
-        f"{filtered:.2%} against {without:.2%} without duplicates\n"
+        f"{filtered:.2%} against {unfiltered:.2%} with all, {without:.2%} without duplicates\n"
     )
     assert share <= 0.30
-    assert filtered >= without - 0.01
+    assert filtered >= max(unfiltered, without) - 0.01
 
 
 @pytest.mark.timeout(300)
