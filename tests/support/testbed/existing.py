@@ -5,7 +5,8 @@ stand between it and a cluster that somebody works with:
 
 - the user's own configuration (~/.kube/config, $KUBECONFIG) is never looked at for a default;
 - a file with several contexts is refused unless $DLION_TEST_CONTEXT names one: a *current* context
-  changes under its user's feet;
+  changes under its user's feet. Tests get a copy of the file with that one alone, as whoever is
+  given a file only (the operator, `dlion`, a proxy) goes by its current context;
 - the cluster itself must say that tests may use it: by the label below on its kube-system
   namespace; one of kind or k3d need not, if its API server listens on this machine's loopback.
 
@@ -15,10 +16,12 @@ all jobs. Else tests work in namespaces that they make and delete.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import ipaddress
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 LABEL = "dlion.dev/tests-allowed"
 KUBECONFIG, CONTEXT = "DLION_TEST_KUBECONFIG", "DLION_TEST_CONTEXT"
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _THROW_AWAY = ("kind-", "k3d-")
 _OPERATOR = "app.kubernetes.io/name=dlion,app.kubernetes.io/component=operator"
 
@@ -52,7 +56,7 @@ def existing_cluster(
     except (OSError, yaml.YAMLError) as error:
         raise UnavailableError(f"{KUBECONFIG}={path} cannot be read: {error}") from None
     context = _context(config, environment.get(CONTEXT, ""), path)
-    kubectl = Kubectl(program or _kubectl(), path, context)
+    kubectl = Kubectl(program or _kubectl(), _alone(config, context, path), context)
     if context.startswith(_THROW_AWAY) and _is_loopback(_server(config, context)):
         return kubectl
     labels = kubectl.get("namespace", "kube-system")["metadata"].get("labels", {})
@@ -103,6 +107,34 @@ def _context(config: Mapping[str, Any], chosen: str, path: Path) -> str:
     raise UnavailableError(
         f"{CONTEXT}={chosen!r} names no context of {path}; it has: {', '.join(names) or 'none'}"
     )
+
+
+def _alone(config: Mapping[str, Any], context: str, path: Path) -> Path:
+    """A file of that context alone, its current one, for as long as this process lives."""
+    chosen = _named(config, "contexts", context)
+    alone: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "contexts": [chosen],
+        "clusters": [_named(config, "clusters", chosen["context"]["cluster"])],
+        "users": [_named(config, "users", chosen["context"]["user"])],
+    }
+    for part, field in ((alone["clusters"][0], "cluster"), (alone["users"][0], "user")):
+        part[field] = {
+            name: str(path.parent.resolve() / value) if name in _FILES else value
+            for name, value in part[field].items()
+        }
+    folder = Path(tempfile.mkdtemp(prefix="dlion-context-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    made = folder / "kubeconfig"
+    made.touch(mode=0o600)
+    made.write_text(yaml.safe_dump(alone))
+    return made
+
+
+def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    return dict(next(each for each in config[kind] if each["name"] == name))
 
 
 def _server(config: Mapping[str, Any], context: str) -> str:

@@ -19,6 +19,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from cryptography import x509
 
 from dlion_api.errors import UnavailableError
@@ -119,6 +120,32 @@ def test_a_current_context_is_never_taken_for_the_one_that_was_meant(tmp_path: P
     found = existing_cluster({KUBECONFIG: str(path), CONTEXT: "kind-a"}, program=tmp_path)
     assert found is not None
     assert found.context == "kind-a"
+
+
+def test_whoever_is_given_a_file_alone_meets_the_context_that_was_named(tmp_path: Path) -> None:
+    """The operator and `dlion` go by a file's current context."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps({
+        "clusters": [
+            {"name": "p", "cluster": {"server": "https://production.invalid"}},
+            {"name": "t", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}},
+        ],
+        "users": [{"name": "p", "user": {"token": "p"}}, {"name": "t", "user": {"token": "t"}}],
+        "contexts": [
+            {"name": "production", "context": {"cluster": "p", "user": "p"}},
+            {"name": "kind-t", "context": {"cluster": "t", "user": "t"}},
+        ],
+        "current-context": "production",
+    }))  # fmt: skip
+    found = existing_cluster({KUBECONFIG: str(path), CONTEXT: "kind-t"}, program=tmp_path)
+    assert found is not None
+    text = found.kubeconfig.read_text()
+    assert stat.S_IMODE(found.kubeconfig.stat().st_mode) == 0o600
+    assert "production" not in text
+    told = yaml.safe_load(text)
+    assert told["current-context"] == "kind-t"
+    assert told["users"] == [{"name": "t", "user": {"token": "t"}}]
+    assert told["clusters"][0]["cluster"]["certificate-authority"] == str(tmp_path / "ca")
 
 
 def test_no_variable_means_no_cluster_whatever_else_the_user_has_set(tmp_path: Path) -> None:
