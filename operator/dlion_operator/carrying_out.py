@@ -74,7 +74,7 @@ class Children:
             except RefusedError as error:
                 if isinstance(action, Create) and Kind.of(action.document) is Kind.JOB:
                     raise
-                notice = self._complaint(error, str(error))
+                notice = self._complaint(error, f"{_named(action)} {error.code}")
             if notice is not None:
                 notices.append(notice)
         return [*notices, *await self._expose_all(exposing)] if making else notices
@@ -277,3 +277,13 @@ def _created(document: Document) -> Notice | None:
     if kind == "Deployment":
         return Notice("KeeperCreated", f"Deployment {name}")
     return Notice("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
+
+
+def _named(action: Action) -> str:
+    """What it is about, whatever the API server says of it."""
+    match action:
+        case Apply(document) | Create(document):
+            return f"{document['kind']} {document['metadata']['name']}"
+        case Patch(kind, name) | Delete(kind, name):
+            return f"{kind} {name}"
+    return type(action).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -134,6 +134,7 @@ class _Memory:
     missing: Sightings[Missing] = field(default_factory=Sightings)
     unready: Sightings[Unready] = field(default_factory=Sightings)
     keeper: Document | None = None
+    untold: list[Notice] = field(default_factory=list)
 
 
 class Reconciler:
@@ -191,8 +192,9 @@ class Reconciler:
             memory.hindrance = ""
             decision = decide(self._observed(document, memory), self._settings)
         again_s = await self._tell(decision, document, memory)
-        for notice in self._runs.news(_key(document)):
-            await self._notices.post(document, notice)
+        await self._post(self._runs.news(_key(document)), document, memory)
+        if memory.untold:
+            again_s = LOOK_AGAIN_S if again_s is None else min(again_s, LOOK_AGAIN_S)
         if memory.refused is not None and memory.refused.forbidden:
             memory.refused = None  # it is tried again then
             return FORBIDDEN_AGAIN_S
@@ -318,8 +320,7 @@ class Reconciler:
                 case _:
                     pass
         made = await memory.children.carry_out(decision.actions, key.namespace, making=making)
-        for notice in made:
-            await self._notices.post(document, notice)
+        await self._post(made, document, memory)
 
     async def _tell(self, decision: Decision, document: Document, memory: _Memory) -> float | None:
         """The one status write, where there is something new to say."""
@@ -342,9 +343,12 @@ class Reconciler:
         memory.status_written_s = self._monotonic_s()
         if written is not None:
             self._store.put(Kind.DLION_JOB, written)
-            for notice in decision.notices:
-                await self._notices.post(document, notice)
+            await self._post(decision.notices, document, memory)
         return decision.look_again_s
+
+    async def _post(self, notices: Iterable[Notice], document: Document, memory: _Memory) -> None:
+        """These, after what could not be told before."""
+        memory.untold = await self._notices.post_all(document, [*memory.untold, *notices])
 
 
 def _key(document: Document) -> JobKey:

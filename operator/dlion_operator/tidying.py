@@ -67,7 +67,8 @@ def released(
             # A Job waits for its pod's end, which nobody else will tell of.
             said = {"metadata": {"uid": pod.uid}, "status": pod.failed_by_its_node(now)}
             yield Patch(Kind.POD, pod.name, said, subresource="status")
-        yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
+        if pod.grace_s > 0:  # else it is asked for already, and somebody's finalizer holds it
+            yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
 
 
 def earlier_runs(run: Run, seen: Observed) -> Iterator[Action]:

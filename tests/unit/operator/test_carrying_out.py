@@ -852,3 +852,63 @@ def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
     reason, words = ready(site)
     assert reason == "PodsRefused"
     assert words.startswith(f"Deployment {name} makes no pod for the keeper: {message}; see `kub")
+
+
+def reasons(site: Site) -> list[str]:
+    """Of all events, in order."""
+    return [
+        each["reason"] for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT
+    ]
+
+
+def no_answer_for_events(_verb: str, document: Document) -> None:
+    if document.get("kind") == "Event":
+        raise ServerError("503 not now")
+
+
+def test_an_event_that_the_api_server_has_no_answer_for_is_posted_later() -> None:
+    site = Site(dlion_job())
+    site.cluster.refuse = no_answer_for_events
+    assert site.look() == pytest.approx(10.0)
+    assert site.look() == pytest.approx(10.0)
+    assert reasons(site) == []
+    site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    told = reasons(site)
+    assert "WorkersStarting" in told
+    site.look()
+    assert reasons(site) == told
+
+
+def test_words_that_change_are_no_news_of_what_is_refused() -> None:
+    """An admission webhook names each request by another number."""
+    site = Site(dlion_job())
+    numbers = iter(range(100))
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "apply" and document.get("kind") == "Service":
+            raise RefusedError(f"403 denied: request {next(numbers)}", 403)
+
+    site.cluster.refuse = refuse
+    for site.time_s in (0.0, 100.0, 200.0):
+        site.look()
+    assert reasons(site).count("Refused") == 2, "one of each Service"
+
+
+def test_a_pod_that_a_finalizer_keeps_is_deleted_once() -> None:
+    site = Site(dlion_job({"small": 2}))
+    site.look()
+    site.start_pods()
+    site.look()
+    on_a_silent_node(site)
+    site.look()
+    site.time_s = 91.0
+    site.look()
+    assert site.cluster.requests.count(("delete", "POD")) == 3
+    for pod in site.store.all(Kind.POD):  # as the API server has it then
+        pod = copy.deepcopy(pod)
+        pod["metadata"] |= {"deletionGracePeriodSeconds": 0, "resourceVersion": "1001"}
+        site.store.put(Kind.POD, pod)
+    site.time_s = 200.0
+    site.look()
+    assert ("delete", "POD") not in site.cluster.requests
