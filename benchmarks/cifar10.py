@@ -63,7 +63,7 @@ def main() -> None:
             suffix = "" if number == 1 else f"-{number}"
             folder = arguments.out / (name.replace(" ", "-") + suffix)
             if not (folder / "summary.json").exists():  # else: the table alone is printed again
-                with started(document, environment, folder) as run:
+                with started(document, environment, folder, data_root=arguments.data) as run:
                     run.finish()
             labels.setdefault(name, folder)
             rounds[-1][name] = _row(folder)
@@ -71,7 +71,7 @@ def main() -> None:
     _print(rounds, arguments)
     if arguments.report:
         stem = arguments.report / f"cifar10-{arguments.environment}"
-        title = f"CIFAR-10 in {arguments.environment}"
+        title = f"CIFAR-10 in {arguments.environment} (benchmarks/cifar10.py at {commit()})"
         write_report(
             [*labels.values()],
             stem.with_suffix(".html"),
@@ -85,8 +85,7 @@ def main() -> None:
 def _runs(arguments: argparse.Namespace) -> list[tuple[str, Document, Document]]:
     job = yaml.safe_load((ROOT / "examples" / "cifar10.yaml").read_text())
     dataset = job["spec"]["trainer"]["dataset"]
-    dataset["path"] = str((arguments.data / "train.tfrecord").resolve())
-    dataset["evaluationPath"] = str((arguments.data / "test.tfrecord").resolve())
+    dataset["path"], dataset["evaluationPath"] = "train.tfrecord", "test.tfrecord"
     job["spec"]["trainer"]["stop"]["maxSeconds"] = arguments.seconds
     environment = load_environment(arguments.environment)
     path = ROOT / "environments" / f"{arguments.environment}.yaml"

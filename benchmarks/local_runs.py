@@ -169,10 +169,12 @@ def started(
     environment: Document | None,
     out: Path,
     *,
+    data_root: Path | None = None,
     probe_links_s: float | None = None,
 ) -> Iterator[LocalRun]:
     """Starts that job in that environment; ends it if the caller does not see it to its end.
 
+    `data_root`: where its data are, so that no place of this machine stands in the results.
     `probe_links_s`: looks into the trainers as `probe/sitecustomize.py` says; 0: without links.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +185,8 @@ def started(
     command = [sys.executable, "-m", "dlion_cli", "run", str(paths["job"]), "--out", str(out)]
     if environment is not None:
         command += ["--environment", str(paths["environment"])]
+    if data_root is not None:
+        command += ["--data-root", str(data_root)]
     probes = out.parent / f"{out.name}-probe"
     variables = dict(os.environ)
     if probe_links_s is not None:
