@@ -7,6 +7,8 @@ Leaves out: whether it is good to look at (that was looked at).
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
@@ -123,6 +125,24 @@ def test_a_quota_that_a_change_brought_says_since_when(tmp_path):
     shown = Page(render(load_runs([path], ["one"]), title="one")).words
     rows = [text for text in shown if text.startswith("CPU quota")]
     assert rows == ["CPU quota", "CPU quota, from 90.5 s"]
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_an_environment_nested_without_end_is_left_out(opening, tmp_path):
+    """In a process of its own: what reads YAML would overflow the stack and end it."""
+    path = make(tmp_path / "deep")
+    (path / "environment.yaml").write_text(opening * 100_000)
+    code = (
+        "import sys; from pathlib import Path;"
+        "from dlion_worker.results.report.runs import load_run;"
+        "sys.exit(load_run(Path(sys.argv[1]), 'deep').environment is not None)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        check=False, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the report goes without it" in done.stderr
 
 
 def test_hostile_text_is_shown_and_never_obeyed(text, page):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
+DEEPEST = 64
 _MOST_COUNT = 1 << 31
 _SCALABILITY = ("accuracy", "speed_up", "efficiency", "throughput_ratio")
 
@@ -119,6 +120,14 @@ def _mapping(path: Path, parse: Callable[[bytes], Any]) -> Json:
 
 
 def _yaml(data: bytes) -> Any:
+    """Raises: ValueError where it is nested so deep that the reader, which calls itself at every
+    level, would overflow the stack: a crash that nothing catches."""
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested deeper than {DEEPEST} levels")
     return yaml.load(data, Loader=_Loader)  # noqa: S506 - a SafeLoader
 
 
