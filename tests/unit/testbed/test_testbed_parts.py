@@ -128,7 +128,9 @@ def test_whoever_is_given_a_file_alone_meets_the_context_that_was_named(tmp_path
     path.write_text(json.dumps({
         "clusters": [
             {"name": "p", "cluster": {"server": "https://production.invalid"}},
-            {"name": "t", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}},
+            {"name": "t", "cluster": {
+                "server": "https://127.0.0.1:1", "certificate-authority": "ca",
+            }},
         ],
         "users": [{"name": "p", "user": {"token": "p"}}, {"name": "t", "user": {"token": "t"}}],
         "contexts": [
