@@ -1,5 +1,6 @@
-"""docs/conditions.md names exactly the reasons of `dlion_api.status`, every condition, and exactly
-the events that workers' records become, and those that the operator posts of itself.
+"""docs/conditions.md has a row for exactly the conditions and the reasons of `dlion_api.status`,
+with what to do about each, and for exactly the events that workers' records become, and those that
+the operator posts of itself.
 
 Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
 """
@@ -51,6 +52,15 @@ def spelt_in_notices() -> set[str]:
     }
 
 
-def test_every_condition_is_on_the_page() -> None:
-    for type_ in ConditionType:
-        assert type_.value in PAGE
+def test_every_condition_is_explained_with_what_to_do() -> None:
+    section = PAGE.partition("\n## Conditions\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert [row[0].strip(" `") for row in rows] == [type_.value for type_ in ConditionType]
+    for _, if_true, if_false, _, to_do in rows:
+        assert all(text.strip() for text in (if_true, if_false, to_do))
+
+
+def test_every_reason_says_what_to_do() -> None:
+    section = PAGE.partition("## Reasons of conditions\n")[2].partition("\nWhenever")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", section, flags=re.MULTILINE)
+    assert len(rows) == len(Reason)
