@@ -124,26 +124,40 @@ def test_only_last_evaluations_are_final_and_only_events_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "alone", "speed", "met"),
+    ("cluster", "alone", "speed", "seeds", "images", "met"),
     [
-        (0.65, 0.58, 800.0, [True, True, True]),
-        (0.68, 0.61, 2000.0, [False, False, False]),
+        (0.65, 0.58, 800.0, 5, 10_000, [True, True, True]),
+        (0.68, 0.61, 2000.0, 5, 10_000, [False, False, False]),
+        (0.65, 0.58, 800.0, 4, 10_000, [False, False, True]),  # too few seeds for an accuracy
+        (0.65, 0.58, 800.0, 5, 1_000, [True]),  # too few images for any
     ],
 )
 def test_runs_of_the_same_seed_are_held_against_each_other(
-    pairs: ModuleType, cluster: float, alone: float, speed: float, met: list[bool]
+    pairs: ModuleType,
+    cluster: float,
+    alone: float,
+    speed: float,
+    seeds: int,
+    images: int,
+    met: list[bool],
 ) -> None:
     from measured import Measured
 
     def part(name: str, accuracy: float, samples_per_s: float) -> Any:
-        return Measured(name, {"accuracy": accuracy, "samples_per_s": samples_per_s}, commit="x")
+        figures = {
+            "accuracy": accuracy,
+            "samples_per_s": samples_per_s,
+            "evaluated_samples": images,
+        }
+        return Measured(name, figures, commit="x")
 
-    found = {
-        "train-1": part("train-1", 0.64, 500.0),
-        "train-2": part("train-2", 0.10, 1.0),  # nothing to hold it against
-        "cluster-1": part("cluster-1", cluster, 0.0),
-        "alone-1": part("alone-1", alone, speed),
-    }
+    found = {"train-9": part("train-9", 0.10, 1.0)}  # nothing to hold it against
+    for seed in range(1, seeds + 1):
+        found |= {
+            f"train-{seed}": part(f"train-{seed}", 0.64, 500.0),
+            f"cluster-{seed}": part(f"cluster-{seed}", cluster, 0.0),
+            f"alone-{seed}": part(f"alone-{seed}", alone, speed),
+        }
     bars: Iterator[Any] = pairs.pairs(found)
     assert [bar.met for bar in bars] == met
 
