@@ -1,7 +1,8 @@
 """What in a pod breaks pod security `restricted`.
 
 Proves: the pods that are rendered break nothing; each forbidden thing is named with its path.
-That an API server that enforces `restricted` judges the same is shown in tests/cluster.
+Left out: that an API server that enforces `restricted` refuses the same; of these rows none is put
+to one (tests/cluster/test_chart.py has it take the operator's own pod).
 """
 
 from __future__ import annotations
