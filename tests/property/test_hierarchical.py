@@ -294,12 +294,14 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     turn=st.integers(0, 60),
     between=st.integers(0, 3),
 )
+@example(seed=10_000_001, sites=(1, 1, 1), turn=2, between=0)  # in step eight iterations later
 @settings(max_examples=40, deadline=None)
 def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     seed: int, sites: tuple[int, ...], turn: int, between: int
 ) -> None:
     """Nor parts it replicas, but for those of sites whose gateways lose sight of each other; and
-    when it is back, all count again."""
+    when it is back, all count again within 16 iterations: ends that have gone on at their own pace
+    get what was on the way first."""
     cluster = cluster_of(list(sites), seed)
     rng = np.random.default_rng(seed)
     cluster.run(seed, steps=2)  # all know of all
@@ -312,7 +314,7 @@ def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     if not {one, other} <= gateways:
         assert_alike(cluster)
     cluster.link_again(one, other)
-    cluster.run(seed, steps=22)
+    cluster.run(seed, steps=32)
     if not {one, other} <= gateways:
         assert_alike(cluster)
     total = sum(replica.local_batch_size for replica in cluster.replicas.values())
