@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +74,29 @@ def dlion() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (`dlion_api.exit_codes`)."""
+    """Runs the command and returns its exit code (`dlion_api.exit_codes`).
+
+    Without `arguments` it is the process's: that ends with this code, whatever threads of gRPC and
+    TensorFlow still do. One that asks for the interpreter while that is taken down aborts.
+    """
+    if arguments is not None:
+        return _run(arguments)
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # first to come, last to be called
+    codes.append(_run(None))
+    return codes[0]
+
+
+def _leave(codes: list[int]) -> None:
+    if not codes:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+            stream.flush()
+    os._exit(codes[0])
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         result = dlion.main(args=arguments, prog_name=_program(), standalone_mode=False)
     except click.ClickException as error:
