@@ -78,6 +78,26 @@ def test_explain_says_what_it_does_not_know(
     assert not told.out
 
 
+def test_the_process_ends_by_its_exit_code_without_taking_the_interpreter_down() -> None:
+    """What was registered to happen last no longer does; what was written is there."""
+    code = (
+        "import atexit, sys; atexit.register(print, 'taken down');"
+        "from dlion_cli.__main__ import main;"
+        "sys.argv = ['dlion', *sys.argv[1:]]; sys.exit(main())"
+    )
+    for words, exit_code in (
+        (["validate", DIGITS], ExitCode.OK),
+        (["explain", "x"], ExitCode.SPEC),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            check=False, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == exit_code
+        assert "taken down" not in done.stdout
+        assert ("is valid" in done.stdout) == (exit_code is ExitCode.OK)
+
+
 EXTRAS = (
     "cryptography", "grpc", "jinja2", "keras", "kubernetes", "markupsafe", "matplotlib", "networkx",
     "numba", "numpy", "sklearn", "tensorflow", "urllib3", "websocket",

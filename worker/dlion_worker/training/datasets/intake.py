@@ -111,7 +111,7 @@ class Intake:
         """Samples that were taken by an earlier intake say of what type all are, and count for
         near-duplicates too."""
         for x, _ in parts.values():
-            self._dtype = self._dtype or x.dtype
+            self._hold_to(x.dtype)
         if parts and self._duplicates is not None:
             self._without_duplicates(parts)
 
@@ -130,13 +130,18 @@ class Intake:
             return np.zeros((0, *self._input_shape), np.uint8), np.zeros(0, np.int32)
         x, y = checked(source.read(index), source.labels[index], source.name)
         check_alike(x, self._input_shape, source.name)
-        self._dtype = self._dtype or x.dtype
-        if x.dtype != self._dtype:
+        if x.dtype != (held := self._hold_to(x.dtype)):
             raise DataError(
-                f"{source.name}: samples of another type (given: {x.dtype}; allowed: "
-                f"{self._dtype}, as in the rest of the data set). Save all as one type"
+                f"{source.name}: samples of another type (given: {x.dtype}; allowed: {held}, as in "
+                "the rest of the data set). Save all as one type"
             )
         return x, y
+
+    def _hold_to(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The type of all samples; from now on this one, where it was not known yet."""
+        if self._dtype is None:
+            self._dtype = dtype
+        return self._dtype
 
     def _own_places(self, key: str, labels: Labels) -> Indices:
         spec, seed = self._spec, [self._job.spec.trainer.seed, zlib.crc32(key.encode())]
