@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper fuzz mutate generate format lock clean
+.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ measure: setup ## Hold shares, links, the cost of the exchange and of kills agai
 DATA ?= ../shared/data
 paper: setup ## Simulate the published evaluations anew (takes days; goes on where it was) and remake their page
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --page docs
+
+paper-reduced: setup ## The same with a small network and links slowed to match (a day), on a page of its own
+	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --reduced --page docs
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200

@@ -26,23 +26,34 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_KNOWN = "-"
-NAME = "paper.md"
+NAME = "paper"
 
 
 def write_page(
-    folder: Path, results: Results, pictures: dict[str, Path], judged: Sequence[Verdict], head: str
+    folder: Path,
+    results: Results,
+    pictures: dict[str, Path],
+    judged: Sequence[Verdict],
+    head: str,
+    *,
+    edition: str = "",
 ) -> Path:
-    """Writes the page and its pictures into the folder; where the page is."""
+    """Writes the page and its pictures into the folder; where the page is.
+
+    `edition` is part of their names and of the title.
+    """
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    parts = ["# The published evaluations", "", head, "", *_bars(judged)]
+    name_of_all = f"{NAME}-{edition}" if edition else NAME
+    title = "# The published evaluations" + (f", {edition} edition" if edition else "")
+    parts = [title, "", head, "", *_bars(judged)]
     for name, (comparison, document) in results.items():
-        picture = f"images/paper-{name}.svg"
+        picture = f"images/{name_of_all}-{name}.svg"
         shutil.copyfile(pictures[name], folder / picture)
         parts += ["", f"## {name}", "", _facts(comparison, document)]
         for environment in environments(document):
             parts += ["", *_tables(comparison, document, environment)]
         parts += ["", f"![{name}: accuracy, and time to the target]({picture})"]
-    path = folder / NAME
+    path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
 

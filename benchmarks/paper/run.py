@@ -3,12 +3,14 @@
     python benchmarks/paper/run.py --data ../shared/data [--only systems slides] [--seeds 5]
     python benchmarks/paper/run.py --data DIR --check        validate everything, run nothing
     python benchmarks/paper/run.py --data DIR --scale 0.02 --seeds 1 --only delays    only a look
+    python benchmarks/paper/run.py --data DIR --reduced      a small network, links to match
 
 `--data` holds cifar10/ and mnist/ with train.tfrecord and test.tfrecord each. Every part is one
 call of `dlion compare` or several (published.py says which); the same command goes on where it was
 broken off. Says first how long it will take at most, from gradients measured on this machine.
-Writes `results.json` and a page part with pictures (`paper.md`) to OUT, and to `--page DIR` where
-all was run at full scale with five seeds. Exit code 1 where a bar is missed.
+Writes `results.json` and a page with pictures (`paper.md`) to OUT, and to `--page DIR` where all
+was run at full scale with five seeds. `--reduced` has a page of its own (`paper-reduced.md`), which
+may hold some parts and environments alone, and says which. Exit code 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import estimate
 from bars import Results, verdicts
 from page import write_page
 from published import Comparison, comparisons
+from reduced_edition import NAME as REDUCED
+from reduced_edition import Reduction
 
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.compare import COMPARISON, PICTURE, compare
@@ -69,6 +73,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS)
     parser.add_argument("--scale", type=float, default=1.0,
                         help="of the virtual time; below 1 for a look")  # fmt: skip
+    parser.add_argument("--reduced", action="store_true",
+                        help="a small network, and links slower in proportion")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--page", type=Path, metavar="DIR", help="put the page part there as well")
@@ -79,9 +85,11 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not 0 < arguments.scale <= 1 or arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--scale is above 0 and at most 1; --seeds and --jobs are at least 1")
-    partial = arguments.scale < 1 or arguments.seeds < FULL_SEEDS or arguments.environments
-    if arguments.page and (partial or arguments.only):
+    is_look = arguments.scale < 1 or arguments.seeds < FULL_SEEDS
+    is_partial = not arguments.reduced and (arguments.only or arguments.environments)
+    if arguments.page and (is_look or is_partial):
         parser.error(f"--page takes everything at full scale, with {FULL_SEEDS} seeds")
+    arguments.edition = REDUCED if arguments.reduced else ""
     return arguments
 
 
@@ -101,15 +109,21 @@ def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
         )
         if places:
             chosen.append(replace(one, environments=places, tuned_in=tuned_in))
-    return chosen
+    if not arguments.reduced:
+        return chosen
+    reduction = Reduction(_root(arguments) / "environments")
+    return [small for one in chosen if (small := reduction.of(one)) is not None]
+
+
+def _root(arguments: argparse.Namespace) -> Path:
+    """Runs of another edition, or of another scale, are others."""
+    root: Path = arguments.out / arguments.edition
+    return root if arguments.scale == 1 else root / f"scale-{arguments.scale:g}"
 
 
 def _folder(comparison: Comparison, arguments: argparse.Namespace) -> Path:
-    """Runs of another scale are others."""
-    root: Path = arguments.out
-    if arguments.scale < 1:
-        root = root / f"scale-{arguments.scale:g}"
-    return root / comparison.name
+    """Of one comparison's runs."""
+    return _root(arguments) / comparison.name
 
 
 def _words(comparison: Comparison, arguments: argparse.Namespace) -> list[str]:
@@ -162,11 +176,12 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
     if not is_whole:
         judged = [replace(one, met=None) for one in judged]
         head = f"**Only a look, from which nothing follows: no bar is judged.** {head}"
-    root = arguments.out if arguments.scale == 1 else arguments.out / f"scale-{arguments.scale:g}"
+    root = _root(arguments)
     document = {
         "commit": commit(),
         "seeds": arguments.seeds,
         "scale": arguments.scale,
+        "edition": arguments.edition or "full",
         "bars": [asdict(one) for one in judged],
         "comparisons": {name: found for name, (_, found) in results.items()},
     }
@@ -175,10 +190,10 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
     pictures = {
         name: _folder(comparison, arguments) / PICTURE for name, (comparison, _) in results.items()
     }
-    page = write_page(root, results, pictures, judged, head)
+    page = write_page(root, results, pictures, judged, head, edition=arguments.edition)
     print(f"\n{page.read_text()}\nFigures: {root / 'results.json'}\nPage: {page}")
     if arguments.page:
-        write_page(arguments.page, results, pictures, judged, head)
+        write_page(arguments.page, results, pictures, judged, head, edition=arguments.edition)
     return int(any(one.met is False for one in judged))
 
 

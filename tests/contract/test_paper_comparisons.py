@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from dlion_worker.environments import Environment, load_environment
+from dlion_worker.training.programs.builtin import cipher, cnn17
+
 PAPER = Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
 SECONDS = 600.0
 
@@ -60,6 +63,52 @@ def test_all_parts_are_valid() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 20
     assert all("all is well" in line for line in lines)
+
+
+def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_smaller(
+    tmp_path: Path, published: ModuleType
+) -> None:
+    import reduced_edition
+
+    words = ["--data", "nowhere", "--reduced", "--check", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 14  # neither MNIST, nor wrong labels, nor mobilenet
+    assert all("all is well" in line for line in lines)
+    reduction = reduced_edition.Reduction(tmp_path)
+    for one, network in ((published.comparisons()[0], cipher), (published.comparisons()[1], cnn17)):
+        small = reduction.of(one)
+        factor = reduced_edition.PARAMETERS / network((32, 32, 3), 10).count_params()
+        for name, place in zip(one.environments, small.environments, strict=True):
+            was, now = load_environment(published.environment(name)), load_environment(place)
+            assert [machine.cores for machine in now.workers] == [m.cores for m in was.workers]
+            assert now.samples_per_s_per_core == was.samples_per_s_per_core
+            assert rates(now) == pytest.approx([factor * rate for rate in rates(was)], rel=1e-5)
+
+
+@pytest.mark.usefixtures("published")
+def test_the_reduced_network_has_the_size_that_links_are_slowed_by() -> None:
+    import importlib.util
+
+    import reduced_edition
+
+    spec = importlib.util.spec_from_file_location("reduced_cifar10", reduced_edition.PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    size = program.build_model().count_params()
+    assert size == reduced_edition.PARAMETERS == program.PARAMETERS
+
+
+def rates(environment: Environment) -> list[float]:
+    """All of its links, in the order of the file."""
+    reaches = [one for one in (environment.inside_sites, environment.between_sites) if one]
+    both = [one.mbit_per_s for one in (*environment.workers, *reaches)]
+    return [rate for rate in both if rate is not None]
 
 
 def test_the_published_environments_and_systems_are_all_there(published: ModuleType) -> None:

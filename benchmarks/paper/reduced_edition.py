@@ -1,0 +1,81 @@
+"""The comparisons on CIFAR-10 with a network that costs a fraction, and links slower in proportion.
+
+A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
+with the published network; only what is learnt from a sample is less. So the systems stand in the
+same trade between computing and sending, and a laptop gets through all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from published import CIFAR10, HERE, SLIDES, Comparison, environment
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.document import to_document
+from dlion_worker.environments import load_environment
+
+NAME = "reduced"
+PROGRAM = HERE / NAME / "cifar10.py"
+PARAMETERS = 38_570
+"""Of the network in PROGRAM."""
+
+REPLACED: Mapping[Path, int] = {CIFAR10: 1_147_466, SLIDES: 4_224_970}
+"""Parameters of the network that each manifest names: `cipher`, `cnn17`."""
+
+TARGETS: Mapping[str, float] = {"fedat": 0.35}
+TARGET = 0.4
+"""Mean accuracy over replicas that stands for the published one, where TARGETS says no other."""
+
+_RATES = ("mbitPerS", "uplinkMbitPerS", "downlinkMbitPerS", "betweenSitesMbitPerS")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Makes comparisons smaller; environments with slower links are written into a folder."""
+
+    folder: Path
+
+    def of(self, comparison: Comparison) -> Comparison | None:
+        """The same in small; None for what has no such edition."""
+        if comparison.part == "gpu" or comparison.file not in REPLACED:
+            return None
+        factor = PARAMETERS / REPLACED[comparison.file]
+        names = {comparison.tuned_in or comparison.environments[0], *comparison.environments}
+        places = {name: self._slowed(name, factor) for name in sorted(names)}
+        program = f"trainer.program={{file: {PROGRAM.relative_to(HERE)}}}"
+        return replace(
+            comparison,
+            settings=(program, *comparison.settings),
+            environments=tuple(places[name] for name in comparison.environments),
+            tuned_in=places[comparison.tuned_in or comparison.environments[0]],
+            target=TARGETS.get(comparison.part, TARGET),
+        )
+
+    def _slowed(self, name: str, factor: float) -> str:
+        """The file of that environment with every rate times the factor."""
+        document = slowed(to_document(load_environment(environment(name))), factor)
+        path = self.folder / f"{factor:.4f}" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o644)
+        return str(path)
+
+
+def slowed(node: Any, factor: float) -> Any:
+    """The document with every rate of a link times the factor, in Mbit/s to six digits."""
+    if isinstance(node, dict):
+        return {
+            key: _times(value, factor) if key in _RATES else slowed(value, factor)
+            for key, value in node.items()
+        }
+    return [slowed(one, factor) for one in node] if isinstance(node, list) else node
+
+
+def _times(rate: Any, factor: float) -> Any:
+    if isinstance(rate, list):
+        return [_times(one, factor) for one in rate]
+    return None if rate is None else float(f"{rate * factor:.6g}")
