@@ -59,7 +59,7 @@ def write_page(
 
 
 def _facts(comparison: Comparison, document: Document) -> str:
-    file = comparison.file.relative_to(Path(__file__).resolve().parents[2])
+    file = comparison.file.resolve().relative_to(Path(__file__).resolve().parents[2])
     grids = "; ".join(
         f"{family} {', '.join(f'{rate:g}' for rate in rates)}"
         for family, rates in comparison.grids.items()

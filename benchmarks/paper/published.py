@@ -6,6 +6,7 @@ manifests and the environments that have no published name are the files beside 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
+"""Relative, so that runs go on in another checkout."""
 CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
 ENVIRONMENTS = HERE / "environments"
