@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dlion_api.measurements import RefusalCount, StreamRefusals
 from dlion_api.refusals import PeerRefusal
-from dlion_worker.sidecar.refusals import MOST_WORDS, Refusals
+from dlion_worker.sidecar.refusals import Refusals
+from dlion_worker.told_once import MOST_OF_A_MATTER
 
 
 def test_all_are_counted_and_each_thing_is_told_once() -> None:
@@ -32,11 +33,15 @@ def test_all_are_counted_and_each_thing_is_told_once() -> None:
     ]  # fmt: skip
 
 
-def test_strangers_do_not_fill_the_memory() -> None:
+def test_strangers_fill_neither_the_memory_nor_the_room_of_others() -> None:
     told: list[str] = []
     refusals = Refusals(lambda record: told.append(record.words))
-    for number in range(2 * MOST_WORDS):
+    many = 2 * MOST_OF_A_MATTER
+    for number in range(many):
         refusals.refused(PeerRefusal.WRONG_RUN, f"{number} " + "x" * 9999, dialled=False)
-    assert len(told) == MOST_WORDS
+    assert len(told) == MOST_OF_A_MATTER
     assert max(map(len, told)) <= 500
-    assert refusals.counts() == {("measuring", "served", "WrongRun"): 2 * MOST_WORDS}
+    assert refusals.counts() == {("measuring", "served", "WrongRun"): many}
+    refusals.refused(PeerRefusal.WRONG_RUN, "sidecar of worker 1 refuses us", dialled=True)
+    refusals.refused(PeerRefusal.BAD_CERTIFICATE, "a caller: of another site", dialled=False)
+    assert told[-2:] == ["sidecar of worker 1 refuses us", "a caller: of another site"]

@@ -18,7 +18,8 @@ from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Hello
 from dlion_worker.exchange import LinkDown, QueueRule, Refused
 from dlion_worker.exchange.links import OFFENCES, Link, Self, Surroundings
-from dlion_worker.trainer.refusals import MOST_REFUSALS, Refusals
+from dlion_worker.told_once import MOST_OF_A_MATTER
+from dlion_worker.trainer.refusals import Refusals
 from linked_workers import JOB, identity
 
 PEER = Rank(3)
@@ -93,10 +94,16 @@ def test_what_the_sidecar_refuses_is_told(worker: Worker) -> None:
     assert worker.counts == StreamRefusals(())  # it counts itself
 
 
-def test_strangers_do_not_fill_the_memory(worker: Worker) -> None:
-    worker.refusals.report([Refused(None, str(n)) for n in range(2 * MOST_REFUSALS)])
-    assert len(worker.events) == MOST_REFUSALS
-    assert worker.counts.counts == (RefusalCount("Malformed", False, 2 * MOST_REFUSALS),)
+def test_strangers_fill_neither_the_memory_nor_the_room_of_peers(worker: Worker) -> None:
+    many = 2 * MOST_OF_A_MATTER
+    worker.refusals.report([Refused(None, str(n)) for n in range(many)])
+    assert len(worker.events) == MOST_OF_A_MATTER
+    assert worker.counts.counts == (RefusalCount("Malformed", False, many),)
+    worker.refusals.report([Refused(PEER, "not finite"), Refused(None, "x", outgoing=True)])
+    worker.measuring("a caller: y")
+    assert [words for words, _ in worker.events[MOST_OF_A_MATTER:]] == [
+        "worker 3: not finite", "a caller refuses us: x", "measuring: a caller: y",
+    ]  # fmt: skip
 
 
 def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) -> None:
@@ -120,6 +127,7 @@ def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) 
 
 
 def test_a_peer_that_goes_on_with_nonsense_does_not_fill_the_events(worker: Worker) -> None:
-    for n in range(2 * MOST_REFUSALS):
+    for n in range(2 * MOST_OF_A_MATTER):
         worker.refusals.refuse(PEER, f"iteration {n}")
-    assert len(worker.events) == MOST_REFUSALS
+    told = [words for words, _ in worker.events]
+    assert len([words for words in told if "quarantined" not in words]) <= MOST_OF_A_MATTER

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from dlion_api.measurements import MeasuringRefused, StreamRefusals
 from dlion_api.refusals import PeerRefusal
+from dlion_worker.told_once import ToldOnce
 
-MOST_WORDS = 100
 LONGEST_WORDS = 500
 
 Place = tuple[str, str, str]
@@ -26,14 +26,13 @@ class Refusals:
         self._tell = tell
         self._own: Counter[tuple[PeerRefusal, bool]] = Counter()
         self._streams = StreamRefusals(())
-        self._told: set[str] = set()
+        self._told = ToldOnce()
 
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
         """A peer's sidecar was refused, or (`dialled`) a call to one came to nothing for good."""
         self._own[kind, dialled] += 1
         words = words[:LONGEST_WORDS]
-        if words not in self._told and len(self._told) < MOST_WORDS:
-            self._told.add(words)
+        if self._told.is_new((kind, dialled), words):
             self._tell(MeasuringRefused(words))
 
     def heard(self, streams: StreamRefusals) -> None:

@@ -18,10 +18,11 @@ from dlion_api.reasons import EventReason
 from dlion_api.refusals import PeerRefusal
 from dlion_worker.exchange import Exchange, ExchangeEvent, Refused
 from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.told_once import ToldOnce
 from dlion_worker.trainer.reporting import Reporter
 
-MOST_REFUSALS = 100
-"""Different things refused that are reported in one incarnation."""
+MOST_OF_MEASURING = 1000
+"""Different things that the sidecar says were refused; it bounds them itself, each sidecar anew."""
 
 
 class Refusals:
@@ -42,8 +43,8 @@ class Refusals:
         self._iteration = iteration
         self._lock = threading.Lock()
         self._counts: Counter[tuple[PeerRefusal, bool]] = Counter()
-        self._told: set[str] = set()
-        sidecar.on_refused(lambda words: self._report(f"measuring: {words}"))
+        self._told, self._told_of_measuring = ToldOnce(), ToldOnce(MOST_OF_MEASURING)
+        sidecar.on_refused(self._measuring)
 
     def sieve(self, put: Callable[[ExchangeEvent], None]) -> Callable[[ExchangeEvent], None]:
         """Takes what the exchange tells, in its thread: what was refused is told at once, since a
@@ -68,14 +69,14 @@ class Refusals:
             self._count(refused.kind, dialled=refused.outgoing)
             who = "a caller" if refused.peer is None else f"worker {refused.peer}"
             words = f"{who} refuses us: " if refused.outgoing else f"{who}: "
-            self._report(words + refused.reason)
+            words += refused.reason
+            # Of each peer, of strangers, and of each kind by itself: that nobody hides another.
+            if self._told.is_new((refused.peer, refused.kind, refused.outgoing), words):
+                self._tell(words, self._iteration())
 
-    def _report(self, words: str) -> None:
-        with self._lock:
-            if words in self._told or len(self._told) >= MOST_REFUSALS:
-                return
-            self._told.add(words)
-        self._tell(words, self._iteration())
+    def _measuring(self, words: str) -> None:
+        if self._told_of_measuring.is_new("measuring", words):
+            self._tell(f"measuring: {words}", self._iteration())
 
     def _count(self, kind: PeerRefusal, *, dialled: bool) -> None:
         with self._lock:
