@@ -59,11 +59,11 @@ class Children:
     ) -> list[Notice]:
         """Does what concerns objects, in order, and exposes workers; what is worth an event.
 
-        New Jobs are checked by a dry run before anything is made.
+        New Jobs are checked by a dry run before anything is made, and not made where something is
+        refused that comes before them: their pods would wait for it.
         Raises: RefusedError, ConflictError, ServerError, but for what exposes workers.
         """
-        if making:
-            await self._check([action for action in actions if isinstance(action, Create)])
+        begins = making and await self._check([a for a in actions if isinstance(a, Create)])
         notices, exposing = [], []
         for action in actions:
             if isinstance(action, Apply) and action.exposes:
@@ -72,7 +72,8 @@ class Children:
             try:
                 notice = await self._do(action, namespace, making=making)
             except RefusedError as error:
-                if isinstance(action, Create) and Kind.of(action.document) is Kind.JOB:
+                is_job = isinstance(action, Create) and Kind.of(action.document) is Kind.JOB
+                if is_job or (begins and isinstance(action, Create | Apply)):
                     raise
                 notice = self._complaint(error, f"{_named(action)} {error.code}")
             if notice is not None:
@@ -145,13 +146,20 @@ class Children:
         _LOG.warning("%s", message)
         return Notice("Refused", message, "Warning")
 
-    async def _check(self, creates: list[Create]) -> None:
+    async def _check(self, creates: list[Create]) -> bool:
+        """Whether Jobs are among them that are not there yet; they would be taken.
+
+        Raises: RefusedError and what else comes in the way.
+        """
+        begins = False
         for create in creates:
             document = create.document
             kind, name = Kind.of(document), document["metadata"]["name"]
             is_new = kind is Kind.JOB and not self._is_settled(kind, name)
             if is_new and await self._live(document) is None:
                 await self._cluster.create(document, dry_run=True)
+                begins = True
+        return begins
 
     async def _apply(self, document: Document) -> None:
         digest = _digest(document)

@@ -242,6 +242,12 @@ class Site:
         return status
 
 
+def conditions(site: Site) -> list[dict[str, Any]]:
+    """Of the job's status."""
+    found: list[dict[str, Any]] = site.status()["conditions"]
+    return found
+
+
 def _merged(base: Any, patch: Any) -> Any:
     if not isinstance(patch, dict) or not isinstance(base, dict):
         return patch
@@ -357,6 +363,35 @@ def test_a_quota_that_is_full_is_tried_again() -> None:
     site.cluster.refuse = lambda _verb, _document: None
     site.look()
     assert ("create", "Job") in site.cluster.writes()
+
+
+@pytest.mark.parametrize("kind", [Kind.CONFIG_MAP, Kind.SERVICE, Kind.DEPLOYMENT])
+def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind) -> None:
+    """They would be started to wait, and hold their places on the nodes; once a run has its Jobs,
+    the same refusal is an event and nothing more."""
+    site = Site(dlion_job())
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb in ("create", "apply") and Kind.of(document) is kind:
+            raise RefusedError("403 exceeded quota: small", 403)
+
+    site.cluster.refuse = refuse
+    assert site.look() == pytest.approx(60.0)
+    assert ("create", "Job") not in site.cluster.writes()
+    stalled = {c["type"]: (c["status"], c["reason"], c["message"]) for c in conditions(site)}
+    assert stalled["Stalled"] == ("True", "Forbidden", "403 exceeded quota: small")
+    site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    assert ("create", "Job") in site.cluster.writes()
+    site.look()
+    assert "Stalled" not in {c["type"] for c in conditions(site) if c["status"] == "True"}
+    for name in [n for k, n in site.cluster.objects if k is kind]:
+        del site.cluster.objects[kind, name]
+    site.cluster.refuse = refuse
+    site.time_s = 700.0
+    site.look()
+    assert "Refused" in reasons(site)
+    assert "Forbidden" not in {c["reason"] for c in conditions(site)}
 
 
 @pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
@@ -889,8 +924,11 @@ def test_words_that_change_are_no_news_of_what_is_refused() -> None:
         if verb == "apply" and document.get("kind") == "Service":
             raise RefusedError(f"403 denied: request {next(numbers)}", 403)
 
+    site.look()
+    for name in [n for k, n in site.cluster.objects if k is Kind.SERVICE]:
+        del site.cluster.objects[Kind.SERVICE, name]
     site.cluster.refuse = refuse
-    for site.time_s in (0.0, 100.0, 200.0):
+    for site.time_s in (700.0, 800.0, 900.0):
         site.look()
     assert reasons(site).count("Refused") == 2, "one of each Service"
 
