@@ -30,6 +30,10 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512")
 
 KEYS_EVERY_S = 10.0
 """So often the keys are read again, where a token names one that is not known."""
+KEYS_LAST_S = 600.0
+"""After so long they are read again, so that one that the cluster has withdrawn ends."""
+REFRESH_WITHIN_S = 2.0
+"""So long whoever comes with a known key waits for that at most, and again after KEYS_EVERY_S."""
 RETRY_S = 1.0
 """The same where they could not be read: strangers' tokens must not turn into as many requests."""
 LEEWAY_S = 30.0
@@ -123,14 +127,19 @@ class PodTokens:
         return self._keys[key_id]
 
     async def _read_for(self, key_id: str) -> None:
-        """Reads the keys anew where that one is not known; who comes meanwhile waits for it."""
-        now_s = self._monotonic_s()
-        if key_id not in self._keys and now_s - self._read_s >= KEYS_EVERY_S:
+        """Reads the keys anew where that one is not known, or they are old; who comes meanwhile
+        waits for it. While they cannot be read those that are known go on."""
+        now_s, is_known = self._monotonic_s(), key_id in self._keys
+        if now_s - self._read_s >= (KEYS_LAST_S if is_known else KEYS_EVERY_S):
             self._read_s = now_s
             try:
-                keys = await self._read_keys()
-            except DLionError as error:
+                async with asyncio.timeout(REFRESH_WITHIN_S if is_known else None):
+                    keys = await self._read_keys()
+            except (DLionError, TimeoutError) as error:
                 _LOG.warning("workers cannot be told apart: %s", error)
+                if is_known:
+                    self._read_s = now_s - KEYS_LAST_S + KEYS_EVERY_S
+                    return
                 self._read_s = now_s - KEYS_EVERY_S + RETRY_S
                 raise jwt.InvalidKeyError(f"the cluster's keys cannot be read: {error}") from error
             known = jwt.PyJWKSet.from_json(keys.jwks.decode()).keys

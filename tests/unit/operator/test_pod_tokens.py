@@ -1,7 +1,7 @@
 """Facts: the token of a live pod with a worker's labels, of the Job that the operator has made for
 it, is that worker's and nobody else's; each hostile token is refused; keys are read again when a
-token names one that is not known, but only so often; a cluster whose keys cannot be read refuses
-for now and is asked again soon.
+token names one that is not known, but only so often, and when they are old, so that one that is
+withdrawn ends; a cluster whose keys cannot be read refuses for now and is asked again soon.
 
 Left out: tokens of a real API server (tests/cluster/test_pod_tokens.py).
 """
@@ -29,6 +29,7 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdenti
 from dlion_operator.cluster import Kind
 from dlion_operator.pod_tokens import (
     KEYS_EVERY_S,
+    KEYS_LAST_S,
     RETRY_S,
     TEMPLATE_LABEL,
     FoundPod,
@@ -286,6 +287,32 @@ def test_known_keys_go_on_while_the_api_server_is_away() -> None:
     assert site.holds(signed(claims()))
     assert not site.holds(signed(claims(), OTHER_KEY, "k2"))
     assert site.holds(signed(claims()))
+
+
+def test_a_key_that_the_cluster_has_withdrawn_ends() -> None:
+    site = Site()
+    token = signed(claims())
+    assert site.holds(token)
+    site.keys = [jwk(OTHER_KEY, "k2")]
+    site.now_s += KEYS_LAST_S - 1
+    assert site.holds(token)
+    site.now_s += 1
+    assert not site.holds(token)
+    assert site.holds(signed(claims(), OTHER_KEY, "k2"))
+    assert site.reads == 2
+
+
+def test_an_api_server_that_does_not_answer_is_asked_for_old_keys_only_now_and_then() -> None:
+    site = Site()
+    assert site.holds(signed(claims()))
+    site.is_away = True
+    site.now_s += KEYS_LAST_S
+    for _ in range(20):
+        assert site.holds(signed(claims()))
+    assert site.reads == 2
+    site.now_s += KEYS_EVERY_S
+    assert site.holds(signed(claims()))
+    assert site.reads == 3
 
 
 # ---- pods as the watches bring them -----------------------------------------------------------
