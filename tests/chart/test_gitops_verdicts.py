@@ -8,10 +8,12 @@ Left out: Argo CD and Karmada (tests/contract/test_gitops_health.py), and these 
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 import pytest
 
+import gitops.documents
 from gitops.documents import FAILED, ROOT, SUCCEEDED, Case, cases, table
 
 if TYPE_CHECKING:
@@ -36,6 +38,22 @@ def test_every_manifest_is_what_its_tool_takes(judge: Judge, tmp_path: Path) -> 
     wrong.write_text(FLUX[0].read_text(encoding="utf-8").replace("prune:", "prunes:"))
     with pytest.raises(ValueError, match='unknown field "prunes"'):
         judge.check([wrong])
+
+
+def test_each_line_of_the_page_is_held_against_a_job_of_a_real_cluster() -> None:
+    """`agree` has the tools judge a job as an API server has it; here it is but looked up that each
+    line has one such place in a test that `make test` runs."""
+    judged: set[str] = set()
+    for path in (ROOT / "tests/cluster").glob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if "pytest.mark.slow,\n" in path.read_text(encoding="utf-8"):
+            continue  # all of that file
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        for call in calls:
+            if isinstance(call.func, ast.Name) and call.func.id == "agree":
+                judged |= {n.id for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)}
+    situations = {getattr(gitops.documents, name) for name in judged if name.isupper()}
+    assert situations == set(ROWS)
 
 
 @pytest.fixture(scope="module")

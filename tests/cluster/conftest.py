@@ -33,7 +33,7 @@ from audit import (
 )
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
-from testbed.existing import existing_cluster, vacant_cluster
+from testbed.existing import KUBECONFIG, LOAD_IMAGES, existing_cluster, load_images, vacant_cluster
 from testbed.images import BUSYBOX_IMAGE
 from testbed.project_images import ProjectImage, Target, build_images
 from testbed.requirements import missing
@@ -149,18 +149,38 @@ def _require_testbed() -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def pods_cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Kubectl:
+    """Where pods run: the first site, or the cluster of $DLION_TEST_KUBECONFIG."""
+    if other_cluster is not None:
+        return other_cluster
+    testbed: Testbed = request.getfixturevalue("testbed")
+    return testbed.site(SITE).kubectl
+
+
 @pytest.fixture
-def cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """A namespace of its own in the cluster of $DLION_TEST_KUBECONFIG, else at the first site."""
-    kubectl = other_cluster
-    if kubectl is None:
-        kubectl = request.getfixturevalue("testbed").site("site-a").kubectl
+def testbed_alone(other_cluster: Kubectl | None) -> None:
+    """For a test that does to machines what nobody does to a cluster of others."""
+    if other_cluster is not None:
+        pytest.skip(f"this takes the testbed's own machines: unset {KUBECONFIG}")
+
+
+@pytest.fixture
+def nobody_runs_pods(other_cluster: Kubectl | None) -> None:
+    """For a test that does what a node does, or counts on pods that fit nowhere."""
+    if other_cluster is not None:
+        pytest.skip(f"this takes an API server without nodes: unset {KUBECONFIG}")
+
+
+@pytest.fixture
+def cluster(pods_cluster: Kubectl) -> Iterator[Kubectl]:
+    """A namespace of its own there."""
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
-    kubectl.run("create", "namespace", namespace)
+    pods_cluster.run("create", "namespace", namespace)
     try:
-        yield replace(kubectl, namespace=namespace)
+        yield replace(pods_cluster, namespace=namespace)
     finally:
-        kubectl.run("delete", "namespace", namespace, "--wait=false")
+        pods_cluster.run("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture
@@ -171,29 +191,45 @@ def busybox() -> str:
 
 
 @pytest.fixture(scope="session")
-def images(testbed: Testbed) -> dict[Target, ProjectImage]:
-    """Those of the tree as it stands, on both nodes of the first site."""
+def images(
+    other_cluster: Kubectl | None, request: pytest.FixtureRequest
+) -> dict[Target, ProjectImage]:
+    """Those of the tree as it stands, on the nodes of the first site, or of the other cluster."""
+    if other_cluster is not None and not os.environ.get(LOAD_IMAGES):
+        pytest.skip(f"the project's images are not on that cluster's nodes: set {LOAD_IMAGES}")
     began_s = time.monotonic()
     made = build_images()
     built_s = time.monotonic()
-    with ThreadPoolExecutor() as pool:
-        loading = [pool.submit(node.load_missing, made) for node in testbed.site(SITE).nodes]
-        for each in loading:
-            each.result()
+    if other_cluster is None:
+        testbed: Testbed = request.getfixturevalue("testbed")
+        with ThreadPoolExecutor() as pool:
+            loading = [pool.submit(node.load_missing, made) for node in testbed.site(SITE).nodes]
+            for each in loading:
+                each.result()
+    else:
+        load_images(image.archive for image in made)
     print(f"built in {built_s - began_s:.0f} s, loaded in {time.monotonic() - built_s:.0f} s")
     return {image.target: image for image in made}
 
 
-@pytest.fixture(scope="session")
+def _as_long_as_nobody_needs_it_vacant(fixture_name: str, config: pytest.Config) -> str:
+    """On the testbed tests of the operator alone have a site of their own; another cluster is one
+    for all, file by file."""
+    return "module" if os.environ.get(KUBECONFIG) else "session"
+
+
+@pytest.fixture(scope=_as_long_as_nobody_needs_it_vacant)
 def operated_site(
-    testbed: Testbed,
+    other_cluster: Kubectl | None,
+    pods_cluster: Kubectl,
     images: dict[Target, ProjectImage],
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Kubectl]:
-    """The first site with the chart installed."""
-    kubectl = testbed.site(SITE).kubectl
+    """That cluster with the chart installed."""
+    kubectl = pods_cluster
     program = helm_program()
-    assert program is not None
+    assert program is not None, "no helm: install it, or run `make testbed-setup`"
     helm = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
     values = {"site": {"name": SITE}, **image_values(images.values())}
     helm.run(
@@ -201,8 +237,14 @@ def operated_site(
         "--wait", "--timeout", "120s", values=values,
     )  # fmt: skip
     yield kubectl
+    if other_cluster is not None:
+        helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
+        kubectl.run("delete", "namespace", SYSTEM, timeout_s=120)
+        kubectl.run("delete", "-f", str(ROOT / "crds/dlionjob.yaml"), timeout_s=120)
+        return
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
-    denied = refused(asked_by(account, testbed.site(SITE).control_plane.audit_log))
+    site: Site = request.getfixturevalue("testbed").site(SITE)
+    denied = refused(asked_by(account, site.control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
     assert denied == [], "the operator asked for what the chart does not grant"
 

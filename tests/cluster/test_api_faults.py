@@ -3,7 +3,7 @@
 Proves: killed just before and just after every single request that changes something in a job's
 life (the site's authority made; the job made with its claim; a run that takes the place of another,
 suspended, resumed, made smaller and larger, trained to its end; deleted; in the slow tier a lost
-pod), the operator leaves what an
+pod, and each request that tells of an event), the operator leaves what an
 undisturbed life leaves, and nothing after the end; a job that is deleted while it is made leaves
 nothing, though the operator is gone or, in the slow tier, goes on; late answers, 429, 500, 503 and
 401 are got over with nothing made twice, and so is an API server that is killed or, in the slow
@@ -16,6 +16,8 @@ it had stored.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import signal
 import time
@@ -26,8 +28,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlion_api.errors import UnavailableError
 from fault_proxy import Answer, FaultProxy, Request, waited
-from operator_process import OperatorProcess
+from operator_process import OperatorProcess, token_of
 from podless_jobs import (
     children,
     end_workers,
@@ -49,6 +52,8 @@ QUIET_S = 3.0
 SLOW_S = 0.25
 """How late answers are while a job is made, so that it can be deleted between two of them."""
 AWAY_S = 30.0
+MOST_KILLS = 60
+"""At the requests of one part of a life, each before and after."""
 UNCHANGED_S = 660.0
 """After ten minutes all that is not watched has been looked at once more."""
 MOST_OF_A_CORE = 0.01
@@ -62,7 +67,12 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def operator(proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
+def operator(
+    nobody_runs_pods: None,
+    proxy: FaultProxy,
+    kubectl: Kubectl,
+    tmp_path: Path,
+) -> Iterator[OperatorProcess]:
     home = kubectl.namespace
     with OperatorProcess(
         tmp_path,
@@ -84,6 +94,32 @@ def kept_alive(operator: OperatorProcess, look: Callable[[], bool], within_s: fl
         return look()
 
     return waited(looked, within_s)
+
+
+def test_the_proxy_asks_as_the_token_of_its_kubeconfig_may(
+    kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Another cluster's kubeconfig need not have a client's certificate."""
+    kubectl.run("create", "serviceaccount", "reader")
+    account = f"--serviceaccount={kubectl.namespace}:reader"
+    kubectl.run("create", "role", "reader", "--verb=list", "--resource=configmaps")
+    kubectl.run("create", "rolebinding", "reader", "--role=reader", account)
+    config = json.loads(kubectl.run("config", "view", "--raw", "--minify", "-o", "json"))
+    config["users"][0]["user"] = {"token": token_of(kubectl, "reader")}
+    by_token = tmp_path / "by-token.json"
+    by_token.write_text(json.dumps(config))
+    with FaultProxy(by_token, tmp_path) as served:
+        through = Kubectl(kubectl.program, served.kubeconfig, namespace=kubectl.namespace)
+        assert waited(partial(can_list, through, "configmaps"), 10)
+        with pytest.raises(UnavailableError, match=r"reader.*cannot list.*secrets"):
+            through.get("secrets")
+
+
+def can_list(kubectl: Kubectl, kind: str) -> bool:
+    """A right that is given holds some time later."""
+    with contextlib.suppress(UnavailableError):
+        return bool(kubectl.get(kind))
+    return False
 
 
 # ---- killed at every request -----------------------------------------------------------------
@@ -140,7 +176,12 @@ def begin(kubectl: Kubectl, proxy: FaultProxy, *, ends: bool) -> None:
 
 
 def killed_at_every_request(
-    proxy: FaultProxy, operator: OperatorProcess, act: Callable[[], object], patience_s: float
+    proxy: FaultProxy,
+    operator: OperatorProcess,
+    act: Callable[[], object],
+    patience_s: float,
+    *,
+    events: bool = False,
 ) -> dict[str, list[str]]:
     """Kills the operator at each request that follows from `act`: those before and after which.
 
@@ -149,7 +190,7 @@ def killed_at_every_request(
     """
     kills: dict[str, list[str]] = {"before": [], "after": []}
     where = "before"
-    gate = proxy.hold(where)
+    gate = proxy.hold(where, events=events)
     act()
     while True:
         is_up = partial(_is_held_or_alive, proxy, operator)
@@ -158,10 +199,10 @@ def killed_at_every_request(
             proxy.release()
             return kills
         kills[where].append(_named(gate.request))
-        assert len(kills[where]) < 40, kills
+        assert len(kills[where]) < MOST_KILLS, kills
         operator.kill()
         where = "after" if where == "before" else "before"
-        gate = proxy.hold(where)
+        gate = proxy.hold(where, events=events)
         operator.launch()
 
 
@@ -175,13 +216,14 @@ def _is_held_or_alive(proxy: FaultProxy, operator: OperatorProcess) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("life", "ends", "patience_s"),
+    ("life", "ends", "patience_s", "events"),
     [
-        pytest.param(LIFE, True, QUIET_S, id="life"),
-        pytest.param(LOSS, False, 80.0, id="loss", marks=pytest.mark.slow),
+        pytest.param(LIFE, True, QUIET_S, False, id="life"),
+        pytest.param(LIFE, True, QUIET_S, True, id="life and events", marks=pytest.mark.slow),
+        pytest.param(LOSS, False, 80.0, False, id="loss", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_killed_before_and_after_every_request_nothing_is_there_twice(
     kubectl: Kubectl,
     proxy: FaultProxy,
@@ -189,7 +231,10 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
     life: dict[str, tuple[Act, Done]],
     ends: bool,
     patience_s: float,
+    events: bool,
 ) -> None:
+    """Where events are held as well, they are more than in an undisturbed life: each process tells
+    of its own."""
     undisturbed: dict[str, list[str]] = {}
     requests: dict[str, set[str]] = {}
     begin(kubectl, proxy, ends=ends)
@@ -201,12 +246,19 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
         undisturbed[phase] = children(kubectl)
         requests[phase] = {_named(each) for each in proxy.mutations(began)}
     begin(kubectl, proxy, ends=ends)
+    told = 0
     for phase, (act, done) in life.items():
-        kills = killed_at_every_request(proxy, operator, partial(act, kubectl), patience_s)
+        begins = partial(act, kubectl)
+        kills = killed_at_every_request(proxy, operator, begins, patience_s, events=events)
         assert waited(partial(done, kubectl), 60), (phase, kills, children(kubectl))
         assert waited(partial(_has, kubectl, undisturbed[phase]), 60), (phase, kills)
-        assert set(kills["before"]) == set(kills["after"]) == requests[phase], phase
+        if events:
+            told += sum("/events" in each for each in kills["after"])
+            assert {r for r in kills["before"] if "/events" not in r} <= requests[phase], phase
+        else:
+            assert set(kills["before"]) == set(kills["after"]) == requests[phase], phase
         print(f"{phase}: killed before and after each of {len(kills['after'])} requests")
+    assert told > 0 or not events
 
 
 def _has(kubectl: Kubectl, wanted: list[str]) -> bool:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testbed.kubectl import Kubectl
-    from testbed.sites import Testbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -52,7 +51,6 @@ PROGRAMS = [
     (Target.WORKER, ["trainer", "--help"], "trainer"),
     (Target.WORKER, ["keeper", "--help"], "keeper"),
 ]
-NODE = "site-a-n0"
 
 SURROUNDINGS = """
 import errno, importlib.util, json, os, shutil, sys
@@ -148,9 +146,9 @@ DOCUMENT = {
 
 
 @pytest.fixture(scope="module")
-def restricted(testbed: Testbed) -> Iterator[Kubectl]:
+def restricted(pods_cluster: Kubectl) -> Iterator[Kubectl]:
     """A namespace whose pods must be `restricted`."""
-    kubectl = testbed.site("site-a").kubectl
+    kubectl = pods_cluster
     name = f"restricted-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply(
@@ -181,7 +179,6 @@ def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) ->
         container["command"] = command
     spec = {
         "restartPolicy": "Never",
-        "nodeSelector": {"kubernetes.io/hostname": NODE},
         "automountServiceAccountToken": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],

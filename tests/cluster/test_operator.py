@@ -171,6 +171,7 @@ def test_what_the_api_server_refuses_is_said_in_the_status(
     made(kubectl)
 
 
+@pytest.mark.usefixtures("nobody_runs_pods")
 def test_at_rest_the_operator_costs_little_and_changes_nothing(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
@@ -229,6 +230,7 @@ def test_jobs_of_another_controller_and_of_other_sites_are_left_alone(
     assert not [each for each in children(kubectl) if any(name in each for name in names)]
 
 
+@pytest.mark.usefixtures("nobody_runs_pods")
 def test_a_job_in_a_queue_waits_until_it_is_admitted_and_while_it_is_taken_back(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:

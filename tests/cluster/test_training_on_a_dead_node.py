@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.usefixtures("testbed_alone")
 def test_a_worker_on_a_dead_node_is_released_and_trains_elsewhere(
     restricted: Kubectl, testbed: Testbed
 ) -> None:

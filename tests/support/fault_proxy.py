@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import ssl
 import tempfile
@@ -25,6 +24,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from dlion_api.errors import UnavailableError
 from operator_process import free_ports
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Gate:
     """Holds the first mutating request that comes: before it goes on, or before its answer does."""
 
     where: str
+    events: bool = False
+    """Whether one that only tells of an event is held, too."""
     reached: threading.Event = field(default_factory=threading.Event)
     request: Request | None = None
 
@@ -93,7 +95,7 @@ class FaultProxy:
         self._gate: Gate | None = None
         self._watches: dict[int, web.Request] = {}
         self._port = free_ports(1)[0]
-        self._server, self._ssl = _upstream(kubeconfig)
+        self._server, self._ssl, self._authorization = _upstream(kubeconfig)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._kubeconfig_written()
@@ -108,10 +110,10 @@ class FaultProxy:
         time.sleep(for_s)
         return not self.mutations(since)
 
-    def hold(self, where: str) -> Gate:
+    def hold(self, where: str, *, events: bool = False) -> Gate:
         """Holds the next mutating request `before` it reaches the API server or `after` that."""
         assert where in ("before", "after"), where
-        self._gate = Gate(where)
+        self._gate = Gate(where, events)
         return self._gate
 
     @property
@@ -181,7 +183,9 @@ class FaultProxy:
         if answer is not None and answer.matches(request):
             request.code = answer.code
             return _status(answer)
-        gate = self._gate if request.mutating else None
+        gate = self._gate
+        if gate is not None and not (request.writing if gate.events else request.mutating):
+            gate = None
         if gate is not None and gate.where == "before":
             await self._held(gate, request)
         return await self._passed_on(asked, request, gate)
@@ -197,6 +201,7 @@ class FaultProxy:
         self, asked: web.Request, request: Request, gate: Gate | None
     ) -> web.StreamResponse:
         headers = {k: v for k, v in asked.headers.items() if k.lower() not in _HOP}
+        headers |= self._authorization
         url = f"{self._server}{asked.raw_path}"
         async with self._session.request(
             asked.method, url, headers=headers, data=await asked.read() or None
@@ -270,25 +275,43 @@ def _status(answer: Answer) -> web.Response:
     return web.json_response(document, status=answer.code, headers=dict(answer.headers))
 
 
-def _upstream(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
-    """The API server of the current context, and how it is asked: by a client's certificate."""
+def _upstream(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
+    """The API server of the current context, and how it is asked: by a client's certificate, by the
+    headers of a token, or by both.
+
+    Raises: UnavailableError where the file has neither.
+    """
     document = yaml.safe_load(kubeconfig.read_text())
     contexts = {each["name"]: each["context"] for each in document["contexts"]}
     context = contexts[document["current-context"]]
     (cluster,) = [c["cluster"] for c in document["clusters"] if c["name"] == context["cluster"]]
     (user,) = [u["user"] for u in document["users"] if u["name"] == context["user"]]
-    trust = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority"))
-    with tempfile.TemporaryDirectory() as folder:
-        both = Path(folder) / "client.pem"
-        both.write_text(_pem(user, "client-certificate") + "\n" + _pem(user, "client-key"))
-        trust.load_cert_chain(both)
-    return str(cluster["server"]).rstrip("/"), trust
+    trust = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority") or None)
+    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
+    token = user.get("token") or _text(user.get("tokenFile"))
+    if certificate and key:
+        with tempfile.TemporaryDirectory() as folder:
+            both = Path(folder) / "client.pem"
+            both.write_text(f"{certificate}\n{key}")
+            trust.load_cert_chain(both)
+    elif not token:
+        raise UnavailableError(
+            f"user {context['user']!r} of {kubeconfig} has neither a client certificate nor a token"
+            f" (it has: {', '.join(sorted(user)) or 'nothing'}). Name a context whose user has one"
+        )
+    authorization = {"Authorization": f"Bearer {token.strip()}"} if token else {}
+    return str(cluster["server"]).rstrip("/"), trust, authorization
 
 
 def _pem(entry: dict[str, Any], key: str) -> str:
-    with contextlib.suppress(KeyError):
+    """What is there under that name, itself or in a file; empty: nothing."""
+    if f"{key}-data" in entry:
         return base64.b64decode(entry[f"{key}-data"]).decode()
-    return Path(entry[key]).read_text()
+    return _text(entry.get(key))
+
+
+def _text(path: str | None) -> str:
+    return Path(path).read_text() if path else ""
 
 
 def waited(look: Callable[[], bool], within_s: float, *, every_s: float = 0.2) -> bool:

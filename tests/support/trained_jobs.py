@@ -74,6 +74,12 @@ def status_of(kubectl: Kubectl, name: str = "digits") -> dict[str, Any]:
     return status
 
 
+def degraded(kubectl: Kubectl) -> dict[str, Any] | None:
+    """The job, while its status calls it Degraded."""
+    document: dict[str, Any] = kubectl.get("dlj", "digits")
+    return document if (document.get("status") or {}).get("state") == "Degraded" else None
+
+
 def iteration(kubectl: Kubectl) -> int:
     """The foremost worker's, as the status has it."""
     metrics = (status_of(kubectl).get("trainerStatus") or {}).get("metrics") or ()

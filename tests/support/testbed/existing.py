@@ -10,6 +10,9 @@ stand between it and a cluster that somebody works with:
 - the cluster itself must say that tests may use it: by the label below on its kube-system
   namespace; one of kind or k3d need not, if its API server listens on this machine's loopback.
 
+Tests of the project's own images need these on that cluster's nodes: $DLION_TEST_LOAD_IMAGES is the
+command that brings an archive there.
+
 And it must be vacant (`occupation`): tests make and delete the definition of DLionJob, and with it
 all jobs. Else tests work in namespaces that they make and delete.
 """
@@ -20,7 +23,9 @@ import atexit
 import functools
 import ipaddress
 import os
+import shlex
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +37,11 @@ from dlion_api.errors import UnavailableError
 from testbed.kubectl import Kubectl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 LABEL = "dlion.dev/tests-allowed"
 KUBECONFIG, CONTEXT = "DLION_TEST_KUBECONFIG", "DLION_TEST_CONTEXT"
+LOAD_IMAGES = "DLION_TEST_LOAD_IMAGES"
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _THROW_AWAY = ("kind-", "k3d-")
 _OPERATOR = "app.kubernetes.io/name=dlion,app.kubernetes.io/component=operator"
@@ -96,6 +102,32 @@ def vacant_cluster() -> Kubectl | None:
             f"{there}. Name another cluster, or delete them"
         )
     return kubectl
+
+
+def load_images(archives: Iterable[Path], environment: Mapping[str, str] = os.environ) -> None:
+    """Brings these archives to the nodes of the cluster, by the command that the environment names.
+
+    Raises: UnavailableError where it names none, or with what the command said.
+    """
+    command = shlex.split(environment.get(LOAD_IMAGES, ""))
+    if not command:
+        raise UnavailableError(
+            f"{LOAD_IMAGES} is not set: the command by which the nodes of the cluster of "
+            f"{KUBECONFIG} get an image from an archive, whose path is put at its end, such as "
+            "'kind load image-archive' or 'k3d image import -c NAME'"
+        )
+    for archive in archives:
+        try:
+            done = subprocess.run(
+                [*command, str(archive)], capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise UnavailableError(f"{LOAD_IMAGES}: {error}") from None
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip()[-2000:]
+            raise UnavailableError(
+                f"{LOAD_IMAGES}, {archive.name}: exit code {done.returncode}: {said}"
+            )
 
 
 def _context(config: Mapping[str, Any], chosen: str, path: Path) -> str:

@@ -24,7 +24,7 @@ from cryptography import x509
 
 from dlion_api.errors import UnavailableError
 from testbed.certificates import Authority
-from testbed.existing import CONTEXT, KUBECONFIG, existing_cluster
+from testbed.existing import CONTEXT, KUBECONFIG, LOAD_IMAGES, existing_cluster, load_images
 from testbed.groups import processes_in
 from testbed.images import Image
 from testbed.layout import MOST_NODES, MOST_SITES, Layout
@@ -182,3 +182,27 @@ def test_groups_that_go_while_they_are_looked_through_are_passed_over(tmp_path: 
         kubelet.join()
     assert all({5} <= each <= {5, 7} for each in found)
     assert {5, 7} in found
+
+
+def test_images_are_brought_to_another_cluster_by_the_command_named_for_it(tmp_path: Path) -> None:
+    archives = [tmp_path / "one image.tar", tmp_path / "two.tar"]
+    for each in archives:
+        each.touch()
+    folder = tmp_path / "node"
+    folder.mkdir()
+    load_images(archives, {LOAD_IMAGES: f"cp -t '{folder}'"})
+    assert {each.name for each in folder.iterdir()} == {"one image.tar", "two.tar"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "is not set: the command"),
+        ("sh -c 'echo no such node >&2; exit 3' --", "exit code 3: no such node"),
+        ("/nowhere/kind load", "/nowhere/kind"),
+    ],
+)
+def test_a_command_that_brings_no_images_says_why(tmp_path: Path, command: str, said: str) -> None:
+    with pytest.raises(UnavailableError, match=LOAD_IMAGES) as caught:
+        load_images([tmp_path / "one.tar"], {LOAD_IMAGES: command})
+    assert said in str(caught.value)
