@@ -66,9 +66,13 @@ class Gate:
 
     where: str
     events: bool = False
-    """Whether one that only tells of an event is held, too."""
+    """Whether it holds the first that tells of an event, and nothing else."""
     reached: threading.Event = field(default_factory=threading.Event)
     request: Request | None = None
+
+    def takes(self, request: Request) -> bool:
+        """Whether this is one that it holds."""
+        return request.writing and request.mutating != self.events
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ class FaultProxy:
         return not self.mutations(since)
 
     def hold(self, where: str, *, events: bool = False) -> Gate:
-        """Holds the next mutating request `before` it reaches the API server or `after` that."""
+        """Holds the next mutating request, or with `events` the next that tells of one, `before` it
+        reaches the API server or `after` that."""
         assert where in ("before", "after"), where
         self._gate = Gate(where, events)
         return self._gate
@@ -184,7 +189,7 @@ class FaultProxy:
             request.code = answer.code
             return _status(answer)
         gate = self._gate
-        if gate is not None and not (request.writing if gate.events else request.mutating):
+        if gate is not None and not gate.takes(request):
             gate = None
         if gate is not None and gate.where == "before":
             await self._held(gate, request)
