@@ -31,7 +31,7 @@ from bars import Results, verdicts
 from page import write_page
 from published import Comparison, comparisons
 from reduced_edition import NAME as REDUCED
-from reduced_edition import Reduction
+from reduced_edition import PARAMETERS, Reduction
 
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.compare import COMPARISON, PICTURE, compare
@@ -173,6 +173,12 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
         f"Commit {commit()}, `python benchmarks/paper/run.py {' '.join(sys.argv[1:])}`, "
         f"{arguments.seeds} seeds, scale {arguments.scale:g}; medians, and ranges in brackets."
     )
+    if arguments.reduced:
+        head += (
+            f" A network of {PARAMETERS:,} parameters, and links slower in proportion"
+            " ([why](benchmarks.md#the-published-evaluations)); parts and environments that are not"
+            " below have not been run."
+        )
     if not is_whole:
         judged = [replace(one, met=None) for one in judged]
         head = f"**Only a look, from which nothing follows: no bar is judged.** {head}"
