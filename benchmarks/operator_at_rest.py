@@ -7,10 +7,10 @@ first without a job, then with one whose pods fit nowhere, then with so many sus
 started anew with them. Each is watched for so long after the operator has had nothing to do for ten
 seconds; requests are counted by a proxy.
 
-`idle` and `training`: two such API servers and operators, federated, and one job at both. Its pods
+`idle` and `training`: three such API servers and operators, federated, and one job at all. Its pods
 fit nowhere; or a worker and a keeper at each site train, as processes with their pods' ConfigMap
 and tokens. Counted are the status patches of each site, the most in any minute, while no condition
-changes.
+changes, and the bytes between operators on each link.
 
 Without a word all three. Exit code 1 where a bar is missed.
 """
@@ -28,7 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks" / "federation")]
+
+from link_bytes import Link, link_bytes  # noqa: E402
 
 from fault_proxy import FaultProxy, waited  # noqa: E402
 from local_run import job_document  # noqa: E402
@@ -47,7 +49,9 @@ CORE_BAR = 0.01
 REST_BAR_MB, SUSPENDED_BAR_MB = 150, 220
 PATCHES_BAR = 6
 """Status patches of one site in any minute in which no condition changes."""
-SITES, JOB = ("plant-a", "plant-b"), "test"
+LINK_BAR_BYTES_PER_S = 2000
+"""Both ways together, headers in it."""
+SITES, JOB = ("plant-a", "plant-b", "plant-c"), "test"
 QUIET_S = 10.0
 START_S = 300.0
 
@@ -132,7 +136,7 @@ class Patches:
 
 
 def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
-    """Prints what operators write of a job of two sites; whether the bar is kept."""
+    """Prints what operators write of a job of three sites, and send; whether bars are kept."""
     batch = {"initial": 256, "max": 256, "growth": False}
     document = job_document(
         dict.fromkeys(SITES, 1),
@@ -142,10 +146,10 @@ def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
     )
     document["metadata"]["namespace"] = "default"
     with ExitStack() as stack:
-        testbed = stack.enter_context(Testbed.up(name=f"b{os.getpid()}", sites=2, nodes=0))
+        testbed = stack.enter_context(Testbed.up(name=f"b{os.getpid()}", sites=len(SITES), nodes=0))
         kubectls = {
             name: _knowing_jobs(testbed, there)
-            for name, there in zip(SITES, ("site-a", "site-b"), strict=True)
+            for name, there in zip(SITES, testbed.sites, strict=True)
         }
         sites = stack.enter_context(operated_sites(folder, kubectls))
         for site in sites:
@@ -156,13 +160,19 @@ def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
                 stack.callback(pods.close)
                 pods.start_keeper()
                 pods.start_worker(number)
-            found = _patches("it trains", sites, _trains, seconds)
+            found, links = _patches("it trains", sites, _trains, seconds)
         else:
-            found = _patches("its pods fit nowhere", sites, _is_stalled, seconds)
+            found, links = _patches("its pods fit nowhere", sites, _is_stalled, seconds)
     print(f"\nbar: {PATCHES_BAR} status patches of a site in any minute\n")
     print("| job | site | status patches | most in a minute | |\n|---|---|---|---|---|")
     print("\n".join(map(str, found)))
-    return all(each.within for each in found)
+    print(f"\nbar: {LINK_BAR_BYTES_PER_S} bytes/s on a link between operators, both ways\n")
+    print("| link | bytes/s |\n|---|---|")
+    for (one, other), rate in sorted(links.items()):
+        print(f"| {one} and {other} | {rate:.0f} |")
+    are_all_there = len(links) == len(SITES) * (len(SITES) - 1) // 2
+    is_little = all(rate <= LINK_BAR_BYTES_PER_S for rate in links.values())
+    return are_all_there and is_little and all(each.within for each in found)
 
 
 def _is_stalled(site: OperatedSite) -> bool:
@@ -175,8 +185,9 @@ def _trains(site: OperatedSite) -> bool:
 
 def _patches(
     what: str, sites: list[OperatedSite], stands: Callable[[OperatedSite], bool], seconds: float
-) -> list[Patches]:
-    """Of each site, once the job stands so at all and no condition has changed for a while."""
+) -> tuple[list[Patches], dict[Link, float]]:
+    """Of each site, once the job stands so at all and no condition has changed for a while; and
+    bytes/s on each link meanwhile."""
 
     def settled() -> bool:
         before = [site.conditions(JOB) for site in sites]
@@ -186,8 +197,15 @@ def _patches(
         return before == [site.conditions(JOB) for site in sites]
 
     assert waited(settled, START_S), [site.status(JOB) for site in sites]
+    ports = {site.operator.settings["federation"]["port"]: site.name for site in sites}
+    pids = {site.operator.pid: site.name for site in sites}
     before = [(site.conditions(JOB), len(site.proxy.requests)) for site in sites]
+    sent, began_s = link_bytes(ports, pids), time.monotonic()
     time.sleep(seconds)
+    passed_s = time.monotonic() - began_s
+    links = {
+        link: (n - sent.get(link, 0)) / passed_s for link, n in link_bytes(ports, pids).items()
+    }
     found = []
     for site, (conditions, count) in zip(sites, before, strict=True):
         moments_s = [
@@ -198,7 +216,7 @@ def _patches(
         most = most_in_a_minute(moments_s)
         changed = conditions != site.conditions(JOB)
         found.append(Patches(what, site.name, len(moments_s), most, changed))
-    return found
+    return found, links
 
 
 def _measured(kubectl: Kubectl, folder: Path, jobs: int, seconds: float) -> list[Rest]:
