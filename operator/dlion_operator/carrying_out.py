@@ -37,6 +37,10 @@ CACHED = frozenset({Kind.JOB, Kind.POD})
 """Watched kinds: what is known of them is what there is."""
 
 
+WAITED_FOR = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE})
+"""By the pods of a run that begins: it is not begun where one of these is refused."""
+
+
 class Children:
     """The children of one DLionJob."""
 
@@ -73,7 +77,7 @@ class Children:
                 notice = await self._do(action, namespace, making=making)
             except RefusedError as error:
                 is_job = isinstance(action, Create) and Kind.of(action.document) is Kind.JOB
-                if is_job or (begins and isinstance(action, Create | Apply)):
+                if is_job or (begins and _is_waited_for(action)):
                     raise
                 notice = self._complaint(error, f"{_named(action)} {error.code}")
             if notice is not None:
@@ -248,6 +252,11 @@ class Children:
     async def _live(self, document: Document) -> Document | None:
         metadata = document["metadata"]
         return await self._cluster.get(Kind.of(document), metadata["namespace"], metadata["name"])
+
+
+def _is_waited_for(action: Action) -> bool:
+    """Whether pods of a run that begins would wait for what it makes."""
+    return isinstance(action, Create | Apply) and Kind.of(action.document) in WAITED_FOR
 
 
 def _digest(document: Document) -> str:

@@ -90,7 +90,8 @@ class PodTokens:
         self._keys: dict[str, jwt.PyJWK] = {}
         self._issuer = ""
         self._reading = asyncio.Lock()
-        self._read_s = float("-inf")
+        self._read_s = self._not_before_s = float("-inf")
+        """When keys were read, and before when they are not asked for again."""
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
@@ -130,21 +131,22 @@ class PodTokens:
         """Reads the keys anew where that one is not known, or they are old; who comes meanwhile
         waits for it. While they cannot be read those that are known go on."""
         now_s, is_known = self._monotonic_s(), key_id in self._keys
-        if now_s - self._read_s >= (KEYS_LAST_S if is_known else KEYS_EVERY_S):
-            self._read_s = now_s
-            try:
-                async with asyncio.timeout(REFRESH_WITHIN_S if is_known else None):
-                    keys = await self._read_keys()
-            except (DLionError, TimeoutError) as error:
-                _LOG.warning("workers cannot be told apart: %s", error)
-                if is_known:
-                    self._read_s = now_s - KEYS_LAST_S + KEYS_EVERY_S
-                    return
-                self._read_s = now_s - KEYS_EVERY_S + RETRY_S
-                raise jwt.InvalidKeyError(f"the cluster's keys cannot be read: {error}") from error
+        is_wanted = not is_known or now_s - self._read_s >= KEYS_LAST_S
+        if not is_wanted or now_s < self._not_before_s:
+            return
+        self._not_before_s = now_s + KEYS_EVERY_S
+        try:
+            async with asyncio.timeout(REFRESH_WITHIN_S if is_known else None):
+                keys = await self._read_keys()
             known = jwt.PyJWKSet.from_json(keys.jwks.decode()).keys
-            self._keys = {str(key.key_id): key for key in known}
-            self._issuer = keys.issuer
+        except (DLionError, TimeoutError, jwt.PyJWTError, ValueError) as error:
+            _LOG.warning("workers cannot be told apart: %s", error)
+            if is_known:
+                return
+            self._not_before_s = now_s + RETRY_S
+            raise jwt.InvalidKeyError(f"the cluster's keys cannot be read: {error}") from error
+        self._keys = {str(key.key_id): key for key in known}
+        self._issuer, self._read_s = keys.issuer, now_s
 
     def _is_theirs(
         self, claims: Mapping[str, Any], worker: WorkerIdentity | KeeperIdentity, job: JobKey

@@ -17,7 +17,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -158,14 +158,14 @@ def pods_cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) 
     return testbed.site(SITE).kubectl
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def testbed_alone(other_cluster: Kubectl | None) -> None:
     """For a test that does to machines what nobody does to a cluster of others."""
     if other_cluster is not None:
         pytest.skip(f"this takes the testbed's own machines: unset {KUBECONFIG}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def nobody_runs_pods(other_cluster: Kubectl | None) -> None:
     """For a test that does what a node does, or counts on pods that fit nowhere."""
     if other_cluster is not None:
@@ -192,7 +192,9 @@ def busybox() -> str:
 
 @pytest.fixture(scope="session")
 def images(
-    other_cluster: Kubectl | None, request: pytest.FixtureRequest
+    other_cluster: Kubectl | None,
+    pods_cluster: Kubectl,  # else it is built for nothing
+    request: pytest.FixtureRequest,
 ) -> dict[Target, ProjectImage]:
     """Those of the tree as it stands, on the nodes of the first site, or of the other cluster."""
     if other_cluster is not None and not os.environ.get(LOAD_IMAGES):
@@ -232,21 +234,40 @@ def operated_site(
     assert program is not None, "no helm: install it, or run `make testbed-setup`"
     helm = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
     values = {"site": {"name": SITE}, **image_values(images.values())}
-    helm.run(
-        "install", "dlion", str(ROOT / "helm/dlion"), "--namespace", SYSTEM, "--create-namespace",
-        "--wait", "--timeout", "120s", values=values,
-    )  # fmt: skip
-    yield kubectl
+    install = [
+        "install", "dlion", str(ROOT / "helm/dlion"), "--namespace", SYSTEM,
+        "--wait", "--timeout", "120s",
+    ]  # fmt: skip
     if other_cluster is not None:
-        helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
-        kubectl.run("delete", "namespace", SYSTEM, timeout_s=120)
-        kubectl.run("delete", "-f", str(ROOT / "crds/dlionjob.yaml"), timeout_s=120)
+        yield from _on_another_cluster(kubectl, helm, install, values)
         return
+    helm.run(*install, "--create-namespace", values=values)
+    yield kubectl
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
     site: Site = request.getfixturevalue("testbed").site(SITE)
     denied = refused(asked_by(account, site.control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
     assert denied == [], "the operator asked for what the chart does not grant"
+
+
+def _on_another_cluster(
+    kubectl: Kubectl, helm: Helm, install: list[str], values: dict[str, Any]
+) -> Iterator[Kubectl]:
+    """The chart in a namespace that was not there; nothing of it is left, installed or not."""
+    kubectl.run("create", "namespace", SYSTEM)
+    try:
+        helm.run(*install, values=values)
+        yield kubectl
+    finally:
+        helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait", "--ignore-not-found")
+        kubectl.run("delete", "namespace", SYSTEM, timeout_s=120)
+        _forget_jobs(kubectl)
+
+
+def _forget_jobs(kubectl: Kubectl) -> None:
+    """The definition goes, and every job: `vacant_cluster` has seen that these are ours."""
+    definition = str(ROOT / "crds/dlionjob.yaml")
+    kubectl.run("delete", "--ignore-not-found", "-f", definition, timeout_s=120)
 
 
 @pytest.fixture
@@ -264,14 +285,16 @@ def restricted(operated_site: Kubectl) -> Iterator[Kubectl]:
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: Kubectl) -> Kubectl:
-    """An API server that knows DLionJobs, and runs no pods."""
+def api(control_plane: Kubectl, other_cluster: Kubectl | None) -> Iterator[Kubectl]:
+    """An API server that knows DLionJobs, and runs no pods, or another cluster's."""
     control_plane.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
     deadline_s = time.monotonic() + 30
     while not control_plane.knows("dlj"):
         assert time.monotonic() < deadline_s, "DLionJobs are not served"
         time.sleep(0.2)
-    return control_plane
+    yield control_plane
+    if other_cluster is not None:  # a chart that is installed later brings its own
+        _forget_jobs(control_plane)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 Proves: killed just before and just after every single request that changes something in a job's
 life (the site's authority made; the job made with its claim; a run that takes the place of another,
 suspended, resumed, made smaller and larger, trained to its end; deleted; in the slow tier a lost
-pod, and each request that tells of an event), the operator leaves what an
+pod; there at events, too), the operator leaves what an
 undisturbed life leaves, and nothing after the end; a job that is deleted while it is made leaves
 nothing, though the operator is gone or, in the slow tier, goes on; late answers, 429, 500, 503 and
 401 are got over with nothing made twice, and so is an API server that is killed or, in the slow

@@ -108,6 +108,8 @@ def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, templa
     assert second.status == first.status
 
 
+@pytest.mark.usefixtures("nobody_runs_pods")
+@pytest.mark.timeout(1200)
 def test_what_is_accepted_is_served_by_a_running_operator(kubectl: Kubectl, tmp_path: Path) -> None:
     """Whatever it asks for: of a job that cannot be, the status says why."""
     stored: list[str] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_api.errors import UnavailableError
+from fault_proxy import waited
 from forbidden_pods import FORBIDDEN, UNHEARD_OF, allowed, forbidden
 
 if TYPE_CHECKING:
@@ -39,10 +40,12 @@ def enforce(kubectl: Kubectl, level: str) -> None:
 def test_it_refuses_what_the_operator_calls_forbidden_and_nothing_else(kubectl: Kubectl) -> None:
     enforce(kubectl, "restricted")
     kubectl.wait("--for=create", "serviceaccount/default")
+    assert waited(lambda: bool(refusal(kubectl, forbidden("host path"))), 30)
     assert refusal(kubectl, allowed()) == ""
     asked = [name for name in FORBIDDEN if name not in UNHEARD_OF]
     refused = {name: refusal(kubectl, forbidden(name)) for name in asked}
     words = 'violates PodSecurity "restricted'
     assert {name: said for name, said in refused.items() if words not in said} == {}
     enforce(kubectl, "privileged")
+    assert waited(lambda: not refusal(kubectl, forbidden(asked[0])), 30)
     assert {name: said for name in asked if (said := refusal(kubectl, forbidden(name)))} == {}

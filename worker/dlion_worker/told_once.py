@@ -1,6 +1,6 @@
 """Words that are told once each, and of each matter so many at most: a stranger may go on for ever.
 
-Every matter has room of its own, so that one caller's nonsense keeps nothing else from being told.
+Every matter has room of its own, so that nonsense of one kind keeps no other from being told.
 Called where peers are refused: by the trainer and by the sidecar. Safe in any thread.
 """
 

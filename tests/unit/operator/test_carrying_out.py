@@ -394,6 +394,21 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
     assert "Forbidden" not in {c["reason"] for c in conditions(site)}
 
 
+@pytest.mark.parametrize("kind", [Kind.CONFIG_MAP, Kind.SERVICE, Kind.DEPLOYMENT])
+def test_what_cannot_be_made_as_it_is_asked_for_fails_the_job(kind: Kind) -> None:
+    site = Site(dlion_job())
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb in ("create", "apply") and Kind.of(document) is kind:
+            raise RefusedError("422 metadata.name: Invalid value", 422)
+
+    site.cluster.refuse = refuse
+    site.look()
+    assert ("create", "Job") not in site.cluster.writes()
+    failed = {c["type"]: (c["status"], c["reason"]) for c in conditions(site)}
+    assert failed["Failed"] == ("True", "InvalidSpec")
+
+
 @pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
 def test_an_object_of_somebody_else_is_left_alone_and_said_so(kind: Kind) -> None:
     site = Site(dlion_job())

@@ -118,6 +118,7 @@ class Site:
     keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
     reads: int = 0
     is_away: bool = False
+    hangs: bool = False
     now_s: float = 1000.0
 
     def __post_init__(self) -> None:
@@ -137,6 +138,8 @@ class Site:
 
     async def read_keys(self) -> Keys:
         self.reads += 1
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.is_away:
             raise UnavailableError("no API server")
         return Keys(json.dumps({"keys": self.keys}).encode(), ISSUER)
@@ -313,6 +316,42 @@ def test_an_api_server_that_does_not_answer_is_asked_for_old_keys_only_now_and_t
     site.now_s += KEYS_EVERY_S
     assert site.holds(signed(claims()))
     assert site.reads == 3
+
+
+def test_strangers_put_off_no_reading_of_old_keys() -> None:
+    site = Site()
+    token, stranger = signed(claims()), signed(claims(), OTHER_KEY, "k2")
+    assert site.holds(token)
+    site.is_away = True
+    site.now_s += KEYS_LAST_S
+    assert not site.holds(stranger)
+    site.is_away, site.keys = False, [jwk(OTHER_KEY, "k2")]
+    site.now_s += RETRY_S
+    assert not site.holds(token), "it is withdrawn"
+
+
+def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
+    site = Site()
+    token = signed(claims())
+    assert site.holds(token)
+    site.keys = [{"kty": "none"}]
+    site.now_s += KEYS_LAST_S
+    assert site.holds(token)
+    site.keys = [jwk(RSA_KEY, "k1")]
+    site.now_s += KEYS_EVERY_S
+    assert site.holds(token)
+    assert site.reads == 3
+
+
+def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dlion_operator.pod_tokens.REFRESH_WITHIN_S", 0.01)
+    site = Site()
+    assert site.holds(signed(claims()))
+    site.hangs = True
+    site.now_s += KEYS_LAST_S
+    assert site.holds(signed(claims()))
 
 
 # ---- pods as the watches bring them -----------------------------------------------------------
