@@ -30,12 +30,13 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512")
 
 KEYS_EVERY_S = 10.0
 """So often the keys are read again, where a token names one that is not known."""
+RETRY_S = 1.0
+"""The same where they could not be read: strangers' tokens must not turn into as many requests."""
 KEYS_LAST_S = 600.0
 """After so long they are read again, so that one that the cluster has withdrawn ends."""
 REFRESH_WITHIN_S = 2.0
-"""So long whoever comes with a known key waits for that at most, and again after KEYS_EVERY_S."""
-RETRY_S = 1.0
-"""The same where they could not be read: strangers' tokens must not turn into as many requests."""
+"""So long whoever comes with a known key waits for that at most; then its old keys hold, and are
+read again after KEYS_EVERY_S."""
 LEEWAY_S = 30.0
 TEMPLATE_LABEL = "pod-template-hash"
 

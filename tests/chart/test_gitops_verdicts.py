@@ -45,10 +45,10 @@ def test_each_line_of_the_page_is_held_against_a_job_of_a_real_cluster() -> None
     line has one such place in a test that `make test` runs."""
     judged: set[str] = set()
     for path in (ROOT / "tests/cluster").glob("test_*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if "pytest.mark.slow,\n" in path.read_text(encoding="utf-8"):
+        text = path.read_text(encoding="utf-8")
+        if "pytest.mark.slow,\n" in text:
             continue  # all of that file
-        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
         for call in calls:
             if isinstance(call.func, ast.Name) and call.func.id == "agree":
                 judged |= {n.id for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)}
