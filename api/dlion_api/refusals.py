@@ -16,6 +16,7 @@ class RefusalReason(StrEnum):
     """Why a call was refused; each has one gRPC status."""
 
     BAD_TOKEN = "BadToken"  # noqa: S105 - not a password; the token is not this worker's
+    REPLAYED_TOKEN = "ReplayedToken"  # noqa: S105 - the token was used before, by another holder
     WRONG_RUN = "WrongRun"  # the coordinator serves another run
     UNKNOWN_WORKER = "UnknownWorker"  # no such rank, site, group and index in the manifest here
     SPEC_DIFFERS = "SpecDiffers"  # the worker's manifest is not the coordinator's
@@ -78,5 +79,7 @@ MAX_REPORT_BYTES = 1024 * 1024
 """One progress report, all records together."""
 MAX_CSR_BYTES = 16 * 1024
 MAX_TOKEN_BYTES = 8 * 1024
+MAX_PROOF_BYTES = 256
+"""Public key and signature of a proof, each; those of EC P-256 take less than half."""
 MAX_TEXT_BYTES = 512
 """Addresses, names, hashes."""

@@ -1,5 +1,6 @@
 """What whoever signs certificates and whoever bears them go by alike: how far they are
-backdated, when one is to be replaced, and whether two sets of authorities are the same."""
+backdated, when one is to be replaced, what is proved by whoever asks for one, and whether two sets
+of authorities are the same."""
 
 from __future__ import annotations
 
@@ -28,6 +29,16 @@ def renewal_after(not_before: datetime, not_after: datetime) -> timedelta:
     datetime.timedelta(seconds=43200)
     """
     return (not_after - not_before - BACKDATED) * RENEWED_AT
+
+
+def signing_statement(run: str, role: str, csr_pem: bytes, count: int) -> bytes:
+    """What whoever wants that request for a certificate signed proves to have said.
+
+    >>> signing_statement("default/digits#1", "trainer", b"-----BEGIN", 7)
+    b'dlion.v1alpha1.Sign\\x00default/digits#1\\x00trainer\\x007\\x00-----BEGIN'
+    """
+    head = f"dlion.v1alpha1.Sign\0{run}\0{role}\0{count}\0"
+    return head.encode() + csr_pem
 
 
 def trust_print(site_bundles_pem: Mapping[SiteName, bytes]) -> str:

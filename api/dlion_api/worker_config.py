@@ -77,6 +77,11 @@ class WorkerConfig:
         """The folder that the user's program is looked up in."""
         return Path(self.program_root or self.data_root)
 
+    @property
+    def proof_dir(self) -> Path:
+        """Where the keys are kept that prove who asks for certificates."""
+        return Path(self.state_dir)
+
     def link_address(self, rank: Rank, service: Literal["exchange", "measuring"]) -> str | None:
         """The address to dial for that peer in place of the advertised one, if there is one."""
         return self.link_addresses.get(f"{rank}/{service}")

@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, OperatorIdentity, SiteName, WorkerIdentity
 from dlion_api.trust import BACKDATED
+from dlion_operator.bearers import Bearer
 from dlion_operator.issuing import (
     CLIENT_AND_SERVER,
     LIFE,
@@ -168,11 +169,13 @@ class Tokens:
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
-    ) -> bool:
-        """Whether that token is that worker's, compared in constant time. Waits for nothing."""
+    ) -> Bearer | None:
+        """Whose that token is, if it is that worker's, compared in constant time. Waits for
+        nothing."""
         expected = self._tokens.get((job, worker), "")
         # Compared even where nothing was issued, so that timing tells nothing either way.
-        return hmac.compare_digest(token.encode(), expected.encode()) and bool(expected)
+        is_its_own = hmac.compare_digest(token.encode(), expected.encode()) and bool(expected)
+        return Bearer() if is_its_own else None
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -22,6 +22,7 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.refusals import MAX_TOKEN_BYTES
+from dlion_operator.bearers import Bearer
 
 _LOG = logging.getLogger(__name__)
 
@@ -96,16 +97,18 @@ class PodTokens:
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
-    ) -> bool:
-        """Whether that token is that worker's, or that keeper's, of that run."""
+    ) -> Bearer | None:
+        """Whose that token is, where it is that worker's, or that keeper's, of that run."""
         if len(token) > MAX_TOKEN_BYTES:
-            return False
+            return None
         try:
             claims = await self._claims(token)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             _LOG.info("%s: token refused: %s", worker.name, error)
-            return False
-        return self._is_theirs(claims, worker, job)
+            return None
+        if not self._is_theirs(claims, worker, job):
+            return None
+        return Bearer(str(claims["kubernetes.io"]["pod"]["uid"]), int(claims["iat"]))
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
         """What the token says, once its signature, audience, issuer and time hold."""
@@ -117,7 +120,7 @@ class PodTokens:
             audience=names.TOKEN_AUDIENCE,
             issuer=self._issuer,
             leeway=LEEWAY_S,
-            options={"require": ["exp", "iss", "aud"]},
+            options={"require": ["exp", "iat", "iss", "aud"]},
         )
         return claims
 

@@ -22,6 +22,7 @@ from dlion_operator.worker_news import WorkerNews
 AT_COORDINATOR = frozenset(
     {
         RefusalReason.BAD_TOKEN,
+        RefusalReason.REPLAYED_TOKEN,
         RefusalReason.WRONG_RUN,
         RefusalReason.UNKNOWN_WORKER,
         RefusalReason.SPEC_DIFFERS,

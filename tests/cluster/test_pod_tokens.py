@@ -69,7 +69,7 @@ def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
         tokens = PodTokens(cluster := Cluster(kubectl), cluster.read_keys)
 
         def holds(token: str) -> bool:
-            return asyncio.run(tokens.verify(token, WORKER, job))
+            return asyncio.run(tokens.verify(token, WORKER, job)) is not None
 
         assert holds(token(kubectl, TOKEN_AUDIENCE, mine))
         assert not holds(token(kubectl, TOKEN_AUDIENCE, other))

@@ -15,6 +15,7 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import coordination_pb2 as wire
+from dlion_operator.bearers import Bearer
 from dlion_operator.coordinator.events import (
     Accept,
     EndStream,
@@ -45,7 +46,7 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
         if call == "sign":
             sign = wire.SignRequest.FromString(content)
             checked_size(sign)
-            sign_event(sign, token_ok=True)
+            sign_event(sign, bearer=Bearer("uid", 1))
         elif call == "join":
             join = wire.JoinRequest.FromString(content)
             checked_size(join)

@@ -99,3 +99,10 @@ class Access:
     @property
     def token_path(self) -> str:
         return str(self.root / f"var/run/secrets/dlion/{names.TOKEN_FILE}")
+
+    @property
+    def proof_dir(self) -> Path:
+        """The pod's trainer's, whether or not one has run there."""
+        folder = self.root / names.STATE_DIR.lstrip("/") / "worker"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -9,16 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from cluster_pods import Access
 from dlion_api.names import KeeperIdentity, OperatorIdentity
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc, measuring_pb2
 from dlion_api.wire import keeping_pb2 as keeping
 from dlion_api.wire.exchange_pb2 import Frame, Hello
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.federation.messages import greeting
+from dlion_worker.coordination.proving import proof_of
 from dlion_worker.credentials import WorkerKey
 from dlion_worker.exchange.framing import PROTOCOL
 from dlion_worker.keeper.service import SERVICE as KEEPING
@@ -186,6 +189,34 @@ def _raw(address: str, context: ssl.SSLContext, content: bytes) -> Ended:
 # ---- coordinator ---------------------------------------------------------------------------------
 
 
+def by_its_own_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
+    """Proves the request with the key that worker 0's pod has."""
+    access = Access("", at.pods.root(f"w{at.victim.rank}"))
+    _prove(access.proof_dir, request)
+
+
+def by_another_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
+    """Proves it with a key that never was in that pod."""
+    folder = at.pods.folder / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    _prove(folder, request)
+
+
+def for_another_request(at: Scene, request: coordination_pb2.SignRequest) -> None:
+    """The pod's own key, but for another key's certificate."""
+    by_its_own_key(at, request)
+    request.csr_pem = WorkerKey().csr_pem()
+
+
+def unproven(_at: Scene, _request: coordination_pb2.SignRequest) -> None:
+    """With the token alone, as workers of earlier releases did."""
+
+
+def _prove(folder: Path, request: coordination_pb2.SignRequest) -> None:
+    proof = proof_of(folder, run=request.run, role=request.role, csr_pem=request.csr_pem)
+    request.proof.CopyFrom(proof)
+
+
 def sign(
     token: Callable[[Scene], str] = lambda at: at.token(0),
     csr: Callable[[], bytes] = lambda: WorkerKey().csr_pem(),
@@ -193,14 +224,22 @@ def sign(
     run: Callable[[Scene], str] = lambda at: str(at.job),
     worker: Callable[[Scene], coordination_pb2.Worker] = lambda at: wire_worker(at.victim),
     role: str = "trainer",
+    prove: Callable[[Scene, coordination_pb2.SignRequest], None] = by_its_own_key,
+    times: int = 1,
 ) -> Act:
-    """A request for a certificate in the name of plant-a's worker 0."""
+    """A request for a certificate in the name of plant-a's worker 0; how its last time ends."""
 
     def act(at: Scene) -> Ended:
         request = coordination_pb2.SignRequest(
             token=token(at), run=run(at), worker=worker(at), role=role, csr_pem=csr()
         )
-        return at_coordinator(at, lambda stub: stub.Sign(request, timeout=CALL_S))
+        prove(at, request)
+        *before, last = (
+            at_coordinator(at, lambda stub: stub.Sign(request, timeout=CALL_S))
+            for _ in range(times)
+        )
+        assert all(each.code is grpc.StatusCode.OK for each in before), before
+        return last
 
     return act
 

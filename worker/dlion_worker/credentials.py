@@ -64,6 +64,16 @@ class WorkerKey:
         request = x509.CertificateSigningRequestBuilder().subject_name(name)
         return request.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
+    def signed(self, statement: bytes) -> bytes:
+        """Signature of that statement, ECDSA with SHA-256."""
+        return self._key.sign(statement, ec.ECDSA(hashes.SHA256()))
+
+    def public_der(self) -> bytes:
+        """The public key, for whoever is to hold signatures against it."""
+        return self._key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
     def pem(self) -> bytes:
         """The key as gRPC wants it; nobody but this worker may read it."""
         return self._key.private_bytes(

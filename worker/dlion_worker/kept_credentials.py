@@ -1,8 +1,10 @@
-"""Key and certificate of a worker, kept so that its next trainer process needs no coordinator.
+"""What a process of a worker keeps so that the next one is taken for it: key and certificate, so
+that a trainer needs no coordinator, and the keys by which each role proves that it asks for one.
 
-Owns one file in the worker's state folder, readable by its user alone. It is used while at least a
-third of the certificate's life is left, and to its end where nobody signs a new one; a damaged or
-foreign one counts as missing. See docs/decisions/0004-kept-credentials.md.
+Owns these files in the worker's state folder, readable by its user alone. A certificate is used
+while at least a third of its life is left, and to its end where nobody signs a new one; a damaged
+or foreign file counts as missing. See docs/decisions/0004-kept-credentials.md and
+0020-first-bearer.md.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.names import JobKey, SiteName
@@ -22,6 +25,8 @@ from dlion_worker.credentials import WorkerCredentials, WorkerKey
 _LOG = logging.getLogger(__name__)
 
 CREDENTIALS_FILE = "credentials.json"
+PROOF_KEY_FILE = "proof-key-{}.pem"
+"""Of each role. It is for nothing but requests for certificates, and stays the same."""
 LEAST_LIFE_LEFT = 1 / 3
 """With less left, a new certificate is asked for first: they are renewed long before."""
 
@@ -78,6 +83,26 @@ def kept_credentials(
     return WorkerCredentials(key, chain_pem, sites)
 
 
+def kept_proof_key(folder: Path | str, role: str) -> WorkerKey:
+    """The key of that role that is kept there, or a new one, which is from now on.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    path = Path(folder) / PROOF_KEY_FILE.format(role)
+    try:
+        return WorkerKey.from_pem(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        _LOG.warning("%s is damaged: a new key takes its place (%s)", path, error)
+    key = WorkerKey()
+    write_atomically(path, key.pem(), mode=0o600)
+    return key
+
+
 def forget_credentials(state_dir: Path | str) -> None:
     """Removes them: the authority that signed them is gone, or the run is over."""
     (Path(state_dir) / CREDENTIALS_FILE).unlink(missing_ok=True)
+    for path in Path(state_dir).glob(PROOF_KEY_FILE.format("*")):
+        path.unlink(missing_ok=True)

@@ -56,6 +56,7 @@ class SignRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CSR_PEM_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     run: _builtins.str
     """"namespace/name#runId" """
@@ -70,6 +71,10 @@ class SignRequest(_message.Message):
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """IP addresses the worker will serve on, for the record"""
 
+    @_builtins.property
+    def proof(self) -> Global___SigningProof:
+        """missing: of a worker of an earlier release"""
+
     def __init__(
         self,
         *,
@@ -79,14 +84,45 @@ class SignRequest(_message.Message):
         role: _builtins.str = ...,
         csr_pem: _builtins.bytes = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        proof: Global___SigningProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "csr_pem", b"csr_pem", "role", b"role", "run", b"run", "token", b"token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "csr_pem", b"csr_pem", "proof", b"proof", "role", b"role", "run", b"run", "token", b"token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SignRequest: _TypeAlias = SignRequest  # noqa: Y015
+
+@_typing.final
+class SigningProof(_message.Message):
+    """That a request comes from the process that had the pod's first certificate signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_DER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    key_der: _builtins.bytes
+    """public, EC P-256; the same for the pod's life, in each role"""
+    count: _builtins.int
+    """higher in each request"""
+    signature: _builtins.bytes
+    """ECDSA with SHA-256, of dlion_api.trust.signing_statement"""
+    def __init__(
+        self,
+        *,
+        key_der: _builtins.bytes = ...,
+        count: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key_der", b"key_der", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SigningProof: _TypeAlias = SigningProof  # noqa: Y015
 
 @_typing.final
 class SignResponse(_message.Message):

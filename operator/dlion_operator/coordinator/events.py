@@ -8,6 +8,7 @@ from dlion_api.membership import Member
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.progress import ProgressRecord
 from dlion_api.refusals import RefusalReason
+from dlion_operator.bearers import Bearer, Proof
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,15 @@ class SignAsked:
 
     run: str
     worker: WorkerIdentity | KeeperIdentity
-    token_ok: bool
+    role: str
+    bearer: Bearer | None
+    """None: the token does not hold."""
+    proof: Proof
+
+    @property
+    def token_ok(self) -> bool:
+        """Whether the token holds."""
+        return self.bearer is not None
 
 
 @dataclass(frozen=True)

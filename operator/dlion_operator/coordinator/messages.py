@@ -13,6 +13,7 @@ from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.records import record_from_json
 from dlion_api.refusals import (
     MAX_CSR_BYTES,
+    MAX_PROOF_BYTES,
     MAX_RECORDS_PER_REPORT,
     MAX_REPORT_BYTES,
     MAX_TEXT_BYTES,
@@ -20,17 +21,20 @@ from dlion_api.refusals import (
     PeerRefusal,
 )
 from dlion_api.wire import coordination_pb2
+from dlion_operator.bearers import Proof
 from dlion_operator.coordinator.events import (
     FollowAsked,
     JoinAsked,
     ReportArrived,
     SignAsked,
 )
+from dlion_operator.coordinator.proofs import checked_proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.membership import Membership
+    from dlion_operator.bearers import Bearer
     from dlion_operator.coordinator.feed import Batch
 
 MAX_COUNTER = 2**53
@@ -82,9 +86,14 @@ def worker_of(request: WorkerRequest) -> WorkerIdentity:
     return WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index)
 
 
-def sign_event(request: coordination_pb2.SignRequest, *, token_ok: bool) -> SignAsked:
-    """That request, of a checked size, as an event."""
-    return SignAsked(request.run, caller_of(request), token_ok)
+def sign_event(request: coordination_pb2.SignRequest, *, bearer: Bearer | None) -> SignAsked:
+    """That request, of a checked size, as an event, its proof looked at only where the token held.
+
+    Raises:
+        ContractError: the proof does not hold.
+    """
+    proof = Proof() if bearer is None else checked_proof(request)
+    return SignAsked(request.run, caller_of(request), request.role, bearer, proof)
 
 
 def follow_event(request: coordination_pb2.FollowRequest, *, token_ok: bool) -> FollowAsked:
@@ -172,6 +181,9 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
     if len(request.csr_pem) > MAX_CSR_BYTES:
         raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
+    longest = max(len(request.proof.key_der), len(request.proof.signature))
+    if longest > MAX_PROOF_BYTES:
+        raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
     worker = request.worker
     if request.role == KEEPER_ROLE and (worker.rank or worker.group or worker.index):
         raise ContractError(

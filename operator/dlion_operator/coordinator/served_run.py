@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
+    from dlion_operator.bearers import Bearer
     from dlion_operator.coordinator.state import Coordinator
 
 
@@ -74,8 +75,8 @@ class TokenVerifier(Protocol):
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
-    ) -> bool:
-        """Whether that token is that worker's, or that keeper's, of that run."""
+    ) -> Bearer | None:
+        """Whose that token is, where it is that worker's, or that keeper's, of that run."""
         ...
 
 
@@ -166,7 +167,7 @@ class ServedRun:
 
     async def sign(self, request: coordination_pb2.SignRequest) -> coordination_pb2.SignResponse:
         """A certificate for a worker or a keeper whose token holds."""
-        event = sign_event(request, token_ok=await self._token_ok(request))
+        event = sign_event(request, bearer=await self._bearer(request))
         self._answer(self.state.handle(event))
         authority = self._authority(event.worker.site)
         try:
@@ -323,6 +324,9 @@ class ServedRun:
         )
 
     async def _token_ok(self, request: Request) -> bool:
+        return await self._bearer(request) is not None
+
+    async def _bearer(self, request: Request) -> Bearer | None:
         return await self._tokens.verify(request.token, caller_of(request), self.state.job)
 
     def _authority(self, site: SiteName) -> Signer:

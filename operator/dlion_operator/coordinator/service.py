@@ -33,6 +33,7 @@ SERVICE = "dlion.v1alpha1.Coordination"
 
 STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
     RefusalReason.BAD_TOKEN: grpc.StatusCode.UNAUTHENTICATED,
+    RefusalReason.REPLAYED_TOKEN: grpc.StatusCode.UNAUTHENTICATED,
     RefusalReason.WRONG_RUN: grpc.StatusCode.NOT_FOUND,
     RefusalReason.UNKNOWN_WORKER: grpc.StatusCode.PERMISSION_DENIED,
     RefusalReason.SPEC_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,

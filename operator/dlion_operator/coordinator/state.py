@@ -15,6 +15,7 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import KeeperIdentity
 from dlion_api.progress import ProgressRecord, StepRecord
 from dlion_api.refusals import RefusalReason
+from dlion_operator.bearers import Holders
 from dlion_operator.coordinator.allowance import Allowance
 from dlion_operator.coordinator.events import (
     Accept,
@@ -74,6 +75,7 @@ class Coordinator:
         self._spec_hash = spec_hash
         self._version = 0
         self._workers: dict[Rank, _Worker] = {}
+        self._holders = Holders()
 
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
@@ -88,7 +90,9 @@ class Coordinator:
     def handle(self, event: Event) -> tuple[Instruction, ...]:
         """What is to be done about that event, in order."""
         match event:
-            case SignAsked() | FollowAsked():
+            case SignAsked():
+                return (self._stranger(event) or self._replayed(event) or Accept(),)
+            case FollowAsked():
                 return (self._stranger(event) or Accept(),)
             case JoinAsked():
                 return self._join(event)
@@ -238,6 +242,17 @@ class Coordinator:
             message = f"{who.name}: the token is not its own"
             return self.refuse(RefusalReason.BAD_TOKEN, message)
         return None
+
+    def _replayed(self, event: SignAsked) -> Refuse | None:
+        """Whether that token has brought somebody else a certificate."""
+        who, bearer = event.worker, event.bearer
+        if bearer is None or self._holders.admit(who, event.role, bearer, event.proof):
+            return None
+        message = (
+            f"{who.name}: another {event.role} has had a certificate for this token, or this"
+            " request was made before; its pod's next token will do"
+        )
+        return self.refuse(RefusalReason.REPLAYED_TOKEN, message)
 
     def _has_joined(self, worker: WorkerIdentity) -> bool:
         """Whether that worker takes part, though the manifest may have it no longer: it may end

@@ -27,9 +27,11 @@ from dlion_api import local_messages, measurements, progress, records
 from dlion_api.errors import ContractError
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.trust import signing_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
 from dlion_operator.authority import Authority
+from dlion_operator.bearers import Bearer
 from dlion_operator.coordinator.events import Accept, JoinAsked, Refuse
 from dlion_operator.coordinator.messages import (
     checked_size,
@@ -40,6 +42,7 @@ from dlion_operator.coordinator.messages import (
 )
 from dlion_operator.coordinator.state import Coordinator
 from dlion_worker.coordination import client, kept
+from dlion_worker.credentials import WorkerKey
 from dlion_worker.policies.clusters import graph_of_groups, problem_of
 from dlion_worker.results.events import read_events
 from dlion_worker.sidecar import peer_words
@@ -52,6 +55,7 @@ MEMBERSHIP = Membership(
     3, JOB, 3, tuple(Member(w, 1, MemberState.READY, "10.0.0.1:1", "h:2") for w in WORKERS)
 )
 RANKS = {Rank(1): 10, Rank(2): 20}
+PROOF_KEY = WorkerKey()
 
 LOCAL: tuple[local_messages.LocalRecord, ...] = (
     measurements.SpeedProbe(8, 0.1, 0.1, 0.0, None, 8),
@@ -131,7 +135,12 @@ def _right_request(chance: random.Random) -> Message:
     common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
     match chance.randrange(3):
         case 0:
-            return wire.SignRequest(csr_pem=b"-----BEGIN", role="trainer", **common)
+            csr_pem = b"-----BEGIN"
+            count = 7
+            statement = signing_statement(str(JOB), "trainer", csr_pem, count)
+            proof = wire.SigningProof(key_der=PROOF_KEY.public_der(), count=count,
+                                      signature=PROOF_KEY.signed(statement))  # fmt: skip
+            return wire.SignRequest(csr_pem=csr_pem, role="trainer", proof=proof, **common)
         case 1:
             return wire.JoinRequest(incarnation=1, exchange_address="h:1", spec_hash="hash",
                                     known_version=1, **common)  # fmt: skip
@@ -148,6 +157,8 @@ def _bent_message(chance: random.Random, right: Message) -> bytes:
     place: Any = bent
     if hasattr(bent, "worker") and chance.random() < 0.3:
         place = bent.worker
+    elif hasattr(bent, "proof") and chance.random() < 0.3:
+        place = bent.proof
     name = chance.choice([field.name for field in place.DESCRIPTOR.fields])
     values = (*bending.LARGE, -1.0, math.nan, math.inf, "", "x" * 300, "x" * 100_000, "\x00", b"x",
               b"\xff" * 9000, True, "sidecar")  # fmt: skip
@@ -172,7 +183,7 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
         request: Any = type(right).FromString(content)
         checked_size(request)
         if isinstance(request, wire.SignRequest):
-            told = state.handle(sign_event(request, token_ok=token_ok))
+            told = state.handle(sign_event(request, bearer=Bearer("uid", 1) if token_ok else None))
         elif isinstance(request, wire.JoinRequest):
             told = state.handle(join_event(request, stream=2, token_ok=token_ok))
         else:

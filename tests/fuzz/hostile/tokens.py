@@ -87,8 +87,8 @@ def attack_token(chance: random.Random, folder: Path) -> str | None:
 
     async def verified() -> tuple[bool, bool]:
         return (
-            await tokens.verify(wrong, WORKER, JOB),
-            await tokens.verify(right, WORKER, JOB),
+            await tokens.verify(wrong, WORKER, JOB) is not None,
+            await tokens.verify(right, WORKER, JOB) is not None,
         )
 
     taken, honest = asyncio.run(verified())

@@ -15,6 +15,7 @@ from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EventRecord, StepRecord
 from dlion_api.refusals import RefusalReason
+from dlion_operator.bearers import Bearer, Proof
 from dlion_operator.coordinator.allowance import BURST_RECORDS, RECORDS_PER_S
 from dlion_operator.coordinator.events import (
     Accept,
@@ -124,9 +125,20 @@ def test_others_are_refused_and_counted(change: dict[str, object], reason: Refus
 
 def test_a_certificate_is_for_those_whose_token_holds() -> None:
     state = coordinator()
-    assert state.handle(SignAsked(str(JOB), WORKERS[0], token_ok=True)) == (Accept(),)
-    stranger = SignAsked(str(JOB), WORKERS[0], token_ok=False)
+    assert state.handle(SignAsked(str(JOB), WORKERS[0], "trainer", Bearer(), Proof())) == (
+        Accept(),
+    )
+    stranger = SignAsked(str(JOB), WORKERS[0], "trainer", None, Proof())
     assert refused(state.handle(stranger)) is RefusalReason.BAD_TOKEN
+
+
+def test_a_token_that_was_used_by_another_is_refused() -> None:
+    state = coordinator()
+    asked = SignAsked(str(JOB), WORKERS[0], "trainer", Bearer("uid-1", 100), Proof(b"key", 1))
+    assert state.handle(asked) == (Accept(),)
+    replayed = replace(asked, proof=Proof(b"another", 2))
+    assert refused(state.handle(replayed)) is RefusalReason.REPLAYED_TOKEN
+    assert state.refusals == {RefusalReason.REPLAYED_TOKEN: 1}
 
 
 def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
@@ -265,7 +277,7 @@ def test_a_wish_to_stop_is_published_once() -> None:
 def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     state = coordinator()
     keeper = KeeperIdentity(SiteName("plant-a"))
-    assert state.handle(SignAsked(str(JOB), keeper, token_ok=True)) == (Accept(),)
+    assert state.handle(SignAsked(str(JOB), keeper, "keeper", Bearer(), Proof())) == (Accept(),)
     assert state.handle(FollowAsked(str(JOB), keeper, token_ok=True)) == (Accept(),)
     elsewhere = FollowAsked(str(JOB), KeeperIdentity(SiteName("plant-b")), token_ok=True)
     assert refused(state.handle(elsewhere)) is RefusalReason.UNKNOWN_WORKER

@@ -174,7 +174,7 @@ def test_tokens_are_one_workers_own() -> None:
     token = tokens.issue(ME, JOB)
 
     def holds(given: str, who: WorkerIdentity | KeeperIdentity) -> bool:
-        return asyncio.run(tokens.verify(given, who, JOB))
+        return asyncio.run(tokens.verify(given, who, JOB)) is not None
 
     assert tokens.issue(ME, JOB) == token
     assert holds(token, ME)

@@ -31,7 +31,7 @@ SITE = SiteName("plant-a")
 )
 def test_it_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
     job, key = load_job(job_document(1, tls=tls)), WorkerKey()
-    config = KeeperConfig(job, SITE, Path(), "", "", "", "", 0)
+    config = KeeperConfig(job, SITE, Path(), "", "", "", Path(), "", 0)
     signed = Authority(SITE).sign(key.csr_pem(), config.identity, job.key)
     certificate = KeeperCertificate(config, renewed=lambda: None)
     certificate._credentials = WorkerCredentials(key, signed, {})

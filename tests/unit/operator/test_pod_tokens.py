@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_operator.bearers import Bearer
 from dlion_operator.cluster import Kind
 from dlion_operator.pod_tokens import (
     KEYS_EVERY_S,
@@ -144,10 +145,15 @@ class Site:
             raise UnavailableError("no API server")
         return Keys(json.dumps({"keys": self.keys}).encode(), ISSUER)
 
+    def bearer(
+        self, token: str, who: WorkerIdentity | KeeperIdentity = WORKER, job: JobKey = JOB
+    ) -> Bearer | None:
+        return asyncio.run(self.tokens.verify(token, who, job))
+
     def holds(
         self, token: str, who: WorkerIdentity | KeeperIdentity = WORKER, job: JobKey = JOB
     ) -> bool:
-        return asyncio.run(self.tokens.verify(token, who, job))
+        return self.bearer(token, who, job) is not None
 
 
 def test_a_workers_token_is_its_own_and_nobody_elses() -> None:
@@ -164,6 +170,11 @@ def test_a_workers_token_is_its_own_and_nobody_elses() -> None:
     ]
     for who, job in others:
         assert not site.holds(token, who, job), (who, job)
+
+
+def test_it_is_known_whose_it_is_and_from_when() -> None:
+    site, said = Site(), claims()
+    assert site.bearer(signed(said)) == Bearer("uid-1", said["iat"])
 
 
 def test_a_keepers_token_is_the_keepers() -> None:
@@ -224,6 +235,7 @@ HOSTILE: dict[str, str] = {
     "no issuer": signed(claims(iss=None)),
     "expired": signed(claims(exp=int(time.time()) - 60)),
     "for ever": signed(claims(exp=None)),
+    "of no time": signed(claims(iat=None)),
     "not valid yet": signed(claims(nbf=int(time.time()) + 86_400, exp=int(time.time()) + 172_800)),
     "of no pod": signed(claims(**{"kubernetes.io": {"namespace": "default"}})),
     "of nothing": signed(claims(**{"kubernetes.io": None})),

@@ -42,6 +42,8 @@ class Access(Protocol):
     def authority_pem_path(self) -> str: ...
     @property
     def token_path(self) -> str: ...
+    @property
+    def proof_dir(self) -> Path: ...
 
 
 def open_channel(config: Access) -> grpc.Channel:
@@ -105,7 +107,7 @@ class Failure:
 def failure_of(error: Exception) -> Failure:
     """What that error of a call (or of reading the token for it) means."""
     if isinstance(error, OSError):
-        return Failure(None, f"token or authority not readable: {error}")
+        return Failure(None, f"token, authority or key not readable: {error}")
     if not isinstance(error, grpc.Call):
         return Failure(None, str(error))
     metadata = {key: value for key, value in error.trailing_metadata() or () if key}

@@ -28,6 +28,7 @@ from dlion_worker.coordination.channel import (
     failure_of,
     open_channel,
 )
+from dlion_worker.coordination.proving import proof_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,13 +94,15 @@ def _attempt(
     deadline_s: float | None,
 ) -> SignedCertificate | Failure:
     try:
+        run = str(caller.job)
         request = coordination_pb2.SignRequest(
             token=caller.token(),
-            run=str(caller.job),
+            run=run,
             worker=caller.wire_worker(),
             role=role,
             csr_pem=csr_pem,
             addresses=addresses,
+            proof=proof_of(config.proof_dir, run=run, role=role, csr_pem=csr_pem),
         )
         with open_channel(config) as channel:
             stub = coordination_stub(channel)

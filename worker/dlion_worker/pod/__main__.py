@@ -108,6 +108,7 @@ def _keep(pod: Pod, host: str) -> int:
         coordinator_address=pod.config.coordinator_address,
         authority_pem_path=pod.authority_path(),
         token_path=str(pod.token_path()),
+        proof_dir=below(pod.root, names.SHARED_DIR),
         listen_host=host,
         port=names.KEEPER_PORT,
     )

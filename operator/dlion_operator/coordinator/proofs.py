@@ -1,0 +1,37 @@
+"""Whether a request for a certificate is signed as it says. For what: `dlion_operator.bearers`."""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dlion_api.errors import ContractError
+from dlion_api.trust import signing_statement
+from dlion_api.wire import coordination_pb2
+from dlion_operator.bearers import Proof
+
+
+def checked_proof(request: coordination_pb2.SignRequest) -> Proof:
+    """The proof of that request, of a checked size; an empty one where there is none.
+
+    Raises:
+        ContractError: the key cannot be read, or has not signed this request.
+    """
+    if not request.HasField("proof"):
+        return Proof()
+    proof = request.proof
+    try:
+        key = serialization.load_der_public_key(proof.key_der)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ContractError(f"proof: its key cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ContractError(f"proof: a key of type {type(key).__name__}; allowed: EC P-256")
+    statement = signing_statement(request.run, request.role, request.csr_pem, proof.count)
+    try:
+        key.verify(proof.signature, statement, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature as error:
+        raise ContractError("proof: its key has not signed this request") from error
+    # In one form, however it was written: whoever bears it is known by it.
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return Proof(key.public_bytes(*form), proof.count)
