@@ -22,6 +22,8 @@ GOES_ON_WITHIN_S = 10.0
 CONTRIBUTES_WITHIN_S = 30.0
 AGAIN_S = 300.0
 """Longest time until all train again."""
+KILLED = 2
+"""Workers that are killed while operators are away."""
 _NEVER = "never"
 
 
@@ -247,6 +249,7 @@ def _without_operators(
 ) -> Measured:
     """What became of those who were killed, and of the site between them, which nobody touched."""
     killed, untouched, deleted = setting.sites.names
+    away_s = moments["back"] - moments["stopped"]
     rank = job.ranks[untouched]
     stopped_s, killed_s = moments["stopped"], moments["killed"]
     quiet = iteration_losses(job.records, since_s=stopped_s, until_s=killed_s)[rank]
@@ -254,12 +257,22 @@ def _without_operators(
     rejoined_s = _new_step_s(job, killed, killed_s, job.zero_s[killed])
     joined_s = _new_step_s(job, deleted, moments["deleted"], joined_zero_s)
     before = run_records.pace(job.records, rank, 2 * stopped_s - killed_s, stopped_s)
+    first, last = (
+        run_records.iteration_at(job.records, at_s) for at_s in (stopped_s, moments["back"])
+    )
+    waited_s = {
+        iteration: by_s
+        for iteration, by_s in lost_by_waiting(job.records, staying=[rank]).items()
+        if first < iteration <= last
+    }
+    most = len(waited_s) + len(whole.discarded)
     figures = {
         "away_s": moments["ready"] - stopped_s,
         "window_s": killed_s - stopped_s,
         "iterations_as_long_before": before.iterations,
         "untouched_until_the_kill": _loss_figures(quiet),
         "untouched_until_operators_are_back": _loss_figures(whole),
+        "lost_by_waiting_s": waited_s,
         "kill_to_first_step_s": _since(rejoined_s, killed_s),
         "operators_ready_to_first_step_of_the_new_pod_s": _since(joined_s, moments["ready"]),
         "new_pod_said": said,
@@ -269,6 +282,9 @@ def _without_operators(
         Bar("no iteration is lost for want of operators",
             f"{_lost(quiet)} of {quiet.iterations}; as long before: {before.iterations}",
             quiet.iterations > 0 and _lost(quiet) == 0),
+        Bar(f"nor in all {away_s:.0f} s more than one for each of the two that are killed",
+            f"{most} of {whole.iterations} by waiting ({_lost(whole)} with those in which a core"
+            " was lacking)", most <= KILLED),
         Bar("a killed trainer rejoins from kept membership while operators are away",
             _after(_since(rejoined_s, killed_s)),
             rejoined_s is not None and rejoined_s < moments["back"]),

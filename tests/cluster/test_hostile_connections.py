@@ -1,9 +1,10 @@
 """Hostile and mistaken connections to every port of a run, and to what it dials: the matrix.
 
 Proves: each is refused; what got past TLS is told by metric, reason and event, each once; what did
-not is told by whoever dialled; the rightful are let in before and after. Operator, trainer, sidecar
-and keeper are processes beside a real API server, tokens are its own (`hostile_scene`). `pytest -s`
-prints the matrix, which docs/several-sites.md has as well.
+not is told by whoever dialled (trainers, sidecars, an operator, each as the product has it); the
+rightful are let in before and after. Operator, trainer, sidecar and keeper are processes beside a
+real API server, tokens are its own (`hostile_scene`). `pytest -s` prints the matrix, which
+docs/several-sites.md has as well.
 Left out: hostile content of good connections (tests/fuzz, tests/local).
 """
 
@@ -11,22 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.refusals import PeerRefusal
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import Refused
 from hostile_calls import acknowledged, share, sign
 from hostile_cases import CASES, DIALLED, IN_TLS, SERVED, Case, table
-from hostile_proofs import EARLY, EXPIRED, Prove, foreign
-from hostile_scene import INCARNATION, NAME, B, Scene, scene, until
-from linked_workers import Worker
+from hostile_diallers import mistaken_operator, mistaken_workers
+from hostile_scene import NAME, Scene, scene, until
 
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
@@ -88,19 +84,6 @@ def lets_in_the_rightful(at: Scene) -> bool:
         return False
 
 
-def mistaken_worker(at: Scene, prove: Prove) -> Worker:
-    """Plant-b's worker as it would dial with such a certificate."""
-    proof = prove(at)
-    assert proof is not None
-    bundles = {site: authority.bundle_pem for site, authority in at.authorities.items()}
-    credentials = WorkerCredentials(WorkerKey.from_pem(proof.key_pem), proof.chain_pem, bundles)
-    dialler = Worker(at.worker(B), credentials, INCARNATION, job=at.job)
-    victim = Member(at.victim, 1, MemberState.READY, at.address_of("exchange"))
-    members = Membership(1, at.job, 2, (victim, dialler.member()))
-    dialler.exchange.set_members(members)
-    return dialler
-
-
 def check_dialled(at: Scene, case: Case) -> None:
     """What answers is not believed, and whoever dialled says so."""
     ended = case.act(at)
@@ -112,10 +95,7 @@ def test_what_is_hostile_or_mistaken_is_refused_and_told(at: Scene) -> None:
     assert lets_in_the_rightful(at)
     wrong = []
     *cases, last = SERVED
-    with ExitStack() as stack:
-        mistaken = [mistaken_worker(at, prove) for prove in (foreign, EXPIRED, EARLY)]
-        for worker in mistaken:
-            stack.callback(worker.exchange.close)
+    with mistaken_workers(at) as diallers:
         for case in (*cases, *DIALLED, last):
             began_s = time.monotonic()
             try:
@@ -123,9 +103,10 @@ def test_what_is_hostile_or_mistaken_is_refused_and_told(at: Scene) -> None:
             except AssertionError as error:
                 wrong.append(f"{case.at}, {case.who}: {error}")
             print(f"{time.monotonic() - began_s:5.1f} s  {case.at}: {case.who}")
-        for worker in mistaken:
-            found = worker.wait_for(Refused, lambda event: event.outgoing)
-            assert found.kind is PeerRefusal.NOT_BELIEVED
+        for who, tells in diallers.items():
+            until(tells, f"the {who}, tells that it is not believed")
+    with mistaken_operator(at) as tells:  # not before: others' handshakes are counted above
+        until(tells, "an operator tells that it is not believed")
     assert not wrong, "\n".join(wrong)
     until(lambda: lets_in_the_rightful(at), "the rightful are let in again")
     until(lambda: at.events("MessageRefused"), "what workers tell is told in the cluster")

@@ -19,6 +19,8 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun, blobs, job_document
 
+pytestmark = pytest.mark.patient
+
 ONE_IS_LATE = """
 _load = load_data
 

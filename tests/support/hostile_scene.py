@@ -13,12 +13,12 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from cryptography import x509
@@ -43,6 +43,7 @@ from podless_jobs import workers
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
+Answer = TypeVar("Answer")
 A, B = SiteName("plant-a"), SiteName("plant-b")
 NAME = "test"
 INCARNATION = 5
@@ -89,19 +90,19 @@ class Neighbour:
 
     def __init__(self, site: FederatedSite, other: FederatedSite) -> None:
         self.site = site
-        self._other = other
+        self.other = other
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="neighbour")
         self._thread.start()
 
     def start(self) -> None:
         """Tells and hears plant-a."""
-        self._do(self.site.start(self._other))
+        self.do(self.site.start(self.other))
 
     def stop(self) -> None:
         """Frees its port."""
         if self.site.node is not None:
-            self._do(self.site.node.close())
+            self.do(self.site.node.close())
             self.site.node = None
 
     def close(self) -> None:
@@ -111,8 +112,9 @@ class Neighbour:
         self._thread.join()
         self._loop.close()
 
-    def _do(self, what: Any) -> None:
-        asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+    def do(self, what: Coroutine[Any, Any, Answer]) -> Answer:
+        """What comes of that, done in the thread."""
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
 
 @dataclass

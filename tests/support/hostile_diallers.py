@@ -1,0 +1,129 @@
+"""Processes of plant-b that dial plant-a of `hostile_scene` with something that it does not
+believe, and what they themselves tell of it.
+
+Whoever refuses inside TLS knows nothing of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from dlion_api.measurements import Capacity, CapacitySource
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.refusals import PeerRefusal
+from dlion_operator.authority import Authority
+from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.exchange import Refused
+from dlion_worker.sidecar.peer_caller import PeerCaller
+from federated import FederatedSite
+from hostile_proofs import EARLY, EXPIRED, SERVER_ONLY, Prove, foreign
+from hostile_scene import INCARNATION, A, B, Scene
+from linked_workers import Worker
+from operator_process import free_ports
+
+PROOFS: dict[str, Prove] = {
+    "a foreign authority": foreign,
+    "expired": EXPIRED,
+    "not yet valid": EARLY,
+    "for servers alone": SERVER_ONLY,
+}
+
+Tells = Callable[[], bool]
+"""Whether that dialler has told that it is not believed."""
+
+
+@contextlib.contextmanager
+def mistaken_workers(at: Scene) -> Iterator[dict[str, Tells]]:
+    """Trainers and sidecars, dialling, by who they are."""
+    with contextlib.ExitStack() as stack:
+        tells: dict[str, Tells] = {}
+        for words, prove in PROOFS.items():
+            credentials = _credentials(at, prove)
+            tells[f"trainer, {words}"] = stack.enter_context(_trainer(at, credentials))
+            tells[f"sidecar, {words}"] = stack.enter_context(_sidecar(at, credentials))
+        yield tells
+
+
+def _credentials(at: Scene, prove: Prove) -> WorkerCredentials:
+    proof = prove(at)
+    assert proof is not None
+    bundles = {site: authority.bundle_pem for site, authority in at.authorities.items()}
+    return WorkerCredentials(WorkerKey.from_pem(proof.key_pem), proof.chain_pem, bundles)
+
+
+def _victim(at: Scene) -> Member:
+    exchange, measuring = at.address_of("exchange"), at.address_of("measuring")
+    return Member(at.victim, 1, MemberState.READY, exchange, measuring)
+
+
+@contextlib.contextmanager
+def _trainer(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
+    dialler = Worker(at.worker(B), credentials, INCARNATION, job=at.job)
+    dialler.exchange.set_members(Membership(1, at.job, 2, (_victim(at), dialler.member())))
+
+    def tells() -> bool:
+        found = dialler.wait_for(Refused, lambda event: event.outgoing)
+        return found.kind is PeerRefusal.NOT_BELIEVED
+
+    try:
+        yield tells
+    finally:
+        dialler.exchange.close()
+
+
+class _Beside:
+    """The worker beside the sidecar that dials."""
+
+    def __init__(self, at: Scene) -> None:
+        self._rank = at.worker(B).rank
+        self.told: set[PeerRefusal] = set()
+
+    def own(self) -> Capacity:
+        return Capacity(self._rank, 100.0, 1.0, CapacitySource.RATE, 1)
+
+    def incarnation(self) -> int:
+        return INCARNATION
+
+    def heard(self, capacity: Capacity, incarnation: int) -> None:
+        raise AssertionError("plant-a's sidecar has answered")
+
+    def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
+        assert dialled
+        self.told.add(kind)
+
+
+@contextlib.contextmanager
+def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
+    beside = _Beside(at)
+
+    async def begin() -> PeerCaller:
+        caller = PeerCaller(
+            job=at.job,
+            rank=at.worker(B).rank,
+            worker=beside,
+            credentials=credentials,
+            dial=lambda _: None,
+        )
+        caller.set_peers([_victim(at)])
+        return caller
+
+    caller = at.neighbour.do(begin())
+    try:
+        yield lambda: beside.told == {PeerRefusal.NOT_BELIEVED}
+    finally:
+        at.neighbour.do(caller.close())
+
+
+@contextlib.contextmanager
+def mistaken_operator(at: Scene) -> Iterator[Tells]:
+    """Dials, and calls itself plant-b's, by an authority that plant-a was not told of."""
+    folder = at.pods.folder / "mistaken"
+    folder.mkdir()
+    site = FederatedSite(B, folder, free_ports(1)[0], Authority(B))
+    node = at.neighbour.do(site.start(at.neighbour.other))
+    dialler = node.diallers[A]
+    try:
+        yield lambda: dialler.failures > 0 and bool(dialler.problem) and not dialler.connected
+    finally:
+        at.neighbour.do(node.close())
