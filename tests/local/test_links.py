@@ -1,6 +1,7 @@
 """Real links over loopback with mutual TLS: who is let in, and what arrives.
 
-A link that one end wants no more ends, and comes back when both want it again.
+A link that one end wants no more ends, and comes back when both want it again. Calls are bounded,
+of one connection and of all; what goes wrong with one link leaves the others looked after.
 Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
 themselves (tests/unit/exchange).
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from dlion_api.errors import UnavailableError
@@ -22,9 +24,20 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_operator.authority import Authority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkDown, LinkUp, QueueRule, Refused, StateSnapshot, StateWanted
-from dlion_worker.exchange.links import OFFENCES
+from dlion_worker.exchange import (
+    LinkDown,
+    LinkUp,
+    QueueRule,
+    Refused,
+    StateSnapshot,
+    StateWanted,
+    exchange,
+    serving,
+)
+from dlion_worker.exchange.links import OFFENCES, Link
 from dlion_worker.exchange.pulls import MOST_PULLS
+from dlion_worker.exchange.service import SERVICE, IncomingStream
+from dlion_worker.exchange.serving import MAX_CALLS_OF_CONNECTION
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
     JOB,
@@ -40,6 +53,7 @@ from linked_workers import (
 
 A = identity(0)
 B = identity(1, PLANT_B)
+C = identity(2)
 TO_A, TO_B = Rank(0), Rank(1)
 
 
@@ -472,6 +486,84 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
     again = start(B, incarnation=2)  # a restart clears it
     introduce(a, again, version=2)
     a.wait_for(LinkUp, lambda event: event.incarnation == 2)
+
+
+def connections(proof: WorkerCredentials, address: str, count: int) -> list[grpc.Channel]:
+    secure = proof.channel(PLANT_A)
+    assert secure is not None
+    options = [*proof.target_options(A.dns_name(JOB)), ("grpc.use_local_subchannel_pool", 1)]
+    return [grpc.secure_channel(address, secure, options) for _ in range(count)]
+
+
+def silent(channel: grpc.Channel) -> grpc.Call:
+    """A link's stream that says nothing."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(WITHIN_S)
+        yield from ()
+
+    call: grpc.Call = channel.stream_stream(f"/{SERVICE}/Link")(nothing())
+    call.add_callback(over.set)
+    return call
+
+
+def test_calls_of_all_peers_are_bounded(
+    start: Start, authorities: dict[SiteName, Authority], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_CALLS", 4)
+    a, proof = start(A), credentials(B, authorities)
+    channels = connections(proof, a.exchange.address, 6)
+    calls = [silent(channel) for channel in channels]
+    until(lambda: sum(not call.is_active() for call in calls) == 2)
+    refused = {call.code() for call in calls if not call.is_active()}
+    assert refused == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        channel.close()
+    b = start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+
+
+def test_calls_of_one_connection_wait_for_each_other(
+    start: Start, authorities: dict[SiteName, Authority], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+    reached = IncomingStream.run
+
+    async def _run(stream: IncomingStream) -> tuple[grpc.StatusCode, str]:
+        heard.append(stream)
+        return await reached(stream)
+
+    monkeypatch.setattr(IncomingStream, "run", _run)
+    a, proof = start(A), credentials(B, authorities)
+    (channel,) = connections(proof, a.exchange.address, 1)
+    with channel:
+        calls = [silent(channel) for _ in range(3 * MAX_CALLS_OF_CONNECTION)]
+        until(lambda: len(heard) == MAX_CALLS_OF_CONNECTION)
+        time.sleep(0.5)
+        assert len(heard) == MAX_CALLS_OF_CONNECTION
+        calls[0].cancel()
+        until(lambda: len(heard) > MAX_CALLS_OF_CONNECTION)
+
+
+def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked_at: list[Rank] = []
+
+    def _watch(link: Link, *_: object) -> None:
+        looked_at.append(link.rank)
+        if link.rank == TO_B:
+            raise ValueError("a defect")
+
+    monkeypatch.setattr(exchange, "watch", _watch)
+    a, b, c = start(A), start(B), start(C)
+    introduce(a, b, c)
+    until(lambda: looked_at.count(TO_B) > 2 and looked_at.count(C.rank) > 2)
+    assert "defect: the link to rank 1 is not looked after" in caplog.text
 
 
 def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(

@@ -26,13 +26,14 @@ from dlion_api.measurements import LinkDelivery
 from dlion_api.membership import Membership, MemberState
 from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.exchange.client import CHANNEL_OPTIONS, Dialler
+from dlion_worker.exchange.client import Dialler
 from dlion_worker.exchange.cpu import ExchangeCpu
 from dlion_worker.exchange.deadline import HEARTBEAT_S
 from dlion_worker.exchange.events import ExchangeEvent, LinkState, StateSnapshot, StateWanted
-from dlion_worker.exchange.framing import MAX_FRAME_BYTES, check_outgoing
+from dlion_worker.exchange.framing import check_outgoing
 from dlion_worker.exchange.links import Link, Links, Self, Surroundings
 from dlion_worker.exchange.service import ExchangeService
+from dlion_worker.exchange.serving import bounded_server, listen
 from dlion_worker.exchange.watching import watch
 from dlion_worker.exchange.window import QueueRule, levelled
 from dlion_worker.policies.interface import Message
@@ -260,15 +261,15 @@ class Exchange:
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((self._service.handler(),))
+        own = self._config
+        server = bounded_server(self._service.handler())
         try:
-            port = self._listen(server)
+            port = listen(server, own.listen_host, own.listen_port, own.credentials)
             await server.start()
         except UnavailableError as error:
             self._started.set_exception(error)
             return
-        self._shared.address = joined(self._config.advertise_host or self._config.listen_host, port)
+        self._shared.address = joined(own.advertise_host or own.listen_host, port)
         ticking = asyncio.create_task(self._tick())
         self._started.set_result(port)
         await self._stop.wait()
@@ -281,19 +282,6 @@ class Exchange:
             task.cancel()
         await asyncio.wait(tasks, timeout=CLOSE_WITHIN_S / 2)
         await server.stop(grace=CLOSE_WITHIN_S / 4)
-
-    def _listen(self, server: grpc.aio.Server) -> int:
-        address = joined(self._config.listen_host, self._config.listen_port)
-        credentials = self._config.credentials.server()
-        try:
-            port = (
-                server.add_insecure_port(address)
-                if credentials is None
-                else server.add_secure_port(address, credentials)
-            )
-        except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {address}: {error}") from error
-        return port
 
     def _request_stop(self) -> None:
         if self._stop is not None:
@@ -377,15 +365,10 @@ class Exchange:
             late_s = now_s - expected_s
             expected_s = now_s + TICK_S
             for rank, link in self._links.by_rank.items():
-                watch(link, self._diallers[rank], now_s, late_s)
-
-
-_SERVER_OPTIONS = [
-    *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    # A little more than the protocol allows, so that such a frame is refused by name.
-    ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES),
-    ("grpc.so_reuseport", 0),
-]
+                try:
+                    watch(link, self._diallers[rank], now_s, late_s)
+                except Exception:  # else one link's defect would leave all of them unwatched
+                    logger.exception("defect: the link to rank %d is not looked after", rank)
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
