@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import run_records
 import yaml
 from federated_sites import Document, wait_until
@@ -71,13 +73,26 @@ def _shown(setting: Setting, site: str, job: Training) -> Document:
 
 
 def _all_shown(seen: dict[str, Document], names: tuple[str, ...]) -> Bar:
-    def complete(status: Document) -> bool:
-        rows = status["sites"]
-        return [row["name"] for row in rows] == list(names) and all(
-            row["readyWorkers"] == row["workers"] and row.get("iteration")
-            and row.get("samplesPerSecond") for row in rows
-        )  # fmt: skip
-
-    good = [site for site, status in seen.items() if complete(status)]
-    what = "every site's status shows all sites with workers, step and samples/s"
+    good = [site for site, status in seen.items() if _is_complete(site, status, names)]
+    what = (
+        "every site's status shows all sites with workers, step, samples/s and last heartbeat, and"
+        " what the links between each two of them carry"
+    )
     return Bar(what, f"at {len(good)} of {len(seen)}", len(good) == len(seen))
+
+
+def _is_complete(own: str, status: Document, names: tuple[str, ...]) -> bool:
+    """Whether that site's status says of each site, and of each two, what it is to say."""
+    rows, pairs = status["sites"], status["links"].get("pairs", ())
+    says_sites = [row["name"] for row in rows] == list(names) and all(
+        row["readyWorkers"] == row["workers"]
+        and row.get("iteration")
+        and row.get("samplesPerSecond")
+        and (row["name"] == own or row.get("lastHeartbeatTime"))
+        for row in rows
+    )
+    wanted = {f"{one} to {other}" for one, other in permutations(names, 2)}
+    says_links = {each["pair"] for each in pairs} == wanted and all(
+        each["connected"] == each["expected"] and each.get("megabitsPerSecond") for each in pairs
+    )
+    return says_sites and says_links
