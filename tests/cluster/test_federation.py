@@ -2,13 +2,14 @@
 manifest at all.
 
 Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
-status shows both; workers that prove themselves by their pods' tokens hear at their own site who
-has joined at both, and get both bundles; by exposure they hear of the other site's workers at ports
-of nodes or of a load balancer that the API server there chose, or at a gateway that was told of
-them, and all that goes when nobody runs; other counts at one site are no drift and are taken over;
-a differing manifest is named at all three sites within ten seconds, also by one that it does not
-concern, and another image at one site is no drift; an operator that is killed is
-missed, what it said stands, and it is heard again once it is back. Prints how long each took.
+status shows both, and one command asks both clusters; workers that prove themselves by their pods'
+tokens hear at their own site who has joined at both, and get both bundles; by exposure they hear of
+the other site's workers at ports of nodes or of a load balancer that the API server there chose, or
+at a gateway that was told of them, and all that goes when nobody runs; other counts at one site are
+no drift and are taken over; a differing manifest is named at all three sites within ten seconds,
+also by one that it does not concern, and another image at one site is no drift; an operator that is
+killed is missed, what it said stands, and it is heard again once it is back. Prints how long each
+took.
 Left out: pods that run and train, links between machines; node, load balancer and gateway,
 in whose place the test speaks.
 """
@@ -18,6 +19,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+import yaml
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import CertificateSigningRequestBuilder, Name
@@ -286,7 +290,9 @@ def eventually(what: str, look: Callable[[], Any], *, within_s: float = 30.0) ->
     return found
 
 
-def test_two_sites_see_the_whole_job(sites: tuple[OperatedSite, OperatedSite]) -> None:
+def test_two_sites_see_the_whole_job(
+    sites: tuple[OperatedSite, OperatedSite], tmp_path: Path
+) -> None:
     a, b = sites
     for site in sites:
         site.kubectl.apply(manifest())
@@ -315,10 +321,32 @@ def test_two_sites_see_the_whole_job(sites: tuple[OperatedSite, OperatedSite]) -
     eventually("all are ready", lambda: {s.status()["readySites"] for s in sites} == {"2/2"})
     assert {site.status()["readyWorkers"] for site in sites} == {"3/3"}
 
+    _one_command_shows_both(a, b, tmp_path)
     _scaled_is_no_drift(a, b)
     _a_killed_operator_is_missed(a, b)
     for worker in joined:
         worker.channel.close()
+
+
+def _one_command_shows_both(a: OperatedSite, b: OperatedSite, folder: Path) -> None:
+    """`dlion get --contexts`, of one file with a context of each cluster."""
+    merged: dict[str, list[Any]] = {"clusters": [], "users": [], "contexts": []}
+    for site in (a, b):
+        known = yaml.safe_load(Path(site.kubectl.kubeconfig).read_text())
+        own = {"cluster": site.name, "user": site.name, "namespace": site.kubectl.namespace}
+        merged["clusters"].append({**known["clusters"][0], "name": site.name})
+        merged["users"].append({**known["users"][0], "name": site.name})
+        merged["contexts"].append({"name": site.name, "context": own})
+    file = folder / "both.yaml"
+    file.write_text(yaml.safe_dump(merged))
+    command = [sys.executable, "-m", "dlion_cli", "get", "digits", f"--kubeconfig={file}"]
+    done = subprocess.run(
+        [*command, "--contexts=plant-b,plant-a"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    _, *rows = (line.split() for line in done.stdout.splitlines())
+    assert [row[:2] for row in rows] == [["plant-b", "digits"], ["plant-a", "digits"]]
+    assert all("3/3" in row for row in rows), done.stdout
 
 
 def _scaled_is_no_drift(a: OperatedSite, b: OperatedSite) -> None:

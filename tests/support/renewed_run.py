@@ -14,9 +14,23 @@ from pathlib import Path
 from dlion_api import cluster_names as names
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord, StepRecord
+from dlion_api.reasons import EventReason
 from dlion_worker.results.faults import IterationLoss, iteration_losses
 from federated_pods import NAMES, SitePods, two_sites
 from local_run import hashes, job_document
+
+NEAR_S = 2.0
+"""So long before and after a trainer tells that its connections are remade, an iteration counts as
+beside a renewal."""
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """Iterations of all workers, first ones of an incarnation left out."""
+
+    iterations: int
+    slow: int
+    """Of them, those longer than twice their worker's median."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,10 @@ class RenewedRun:
     remade: dict[str, int]
     """How often each connection was, by its name."""
     losses: dict[Rank, IterationLoss]
+    beside: Slowness
+    """What was trained beside renewals of trainers' certificates."""
+    elsewhere: Slowness
+    """What was trained at other times of the same run."""
     compared: int
     """Iterations after which the weights of both were told."""
     parted: int
@@ -91,16 +109,38 @@ def _judged(seconds: float, remade: dict[str, int], records: list[ProgressRecord
     steps = [record for record in records if isinstance(record, StepRecord)]
     last = max(step.iteration for step in steps)
     both = [by_rank for by_rank in hashes(steps).values() if len(by_rank) == len(NAMES)]
+    losses = iteration_losses(records)
+    beside, elsewhere = _beside_renewals(records, losses)
     return RenewedRun(
         seconds=seconds,
         remade=dict(remade),
-        losses=iteration_losses(records),
+        losses=losses,
+        beside=beside,
+        elsewhere=elsewhere,
         compared=len(both),
         parted=sum(len(set(by_rank.values())) > 1 for by_rank in both),
         warnings=tuple(f"worker {r.rank}: {r.reason}: {r.message}" for r in told),
         dropped_messages=max((link.dropped_messages for link in links), default=0),
         lines_down=sum(not link.connected and link.iteration < last for link in links),
     )
+
+
+def _beside_renewals(
+    records: list[ProgressRecord], losses: dict[Rank, IterationLoss]
+) -> tuple[Slowness, Slowness]:
+    """Iterations that are as long beside a renewal, of either worker, and elsewhere."""
+    renewed = EventReason.CERTIFICATE_RENEWED
+    moments = [r.time_s for r in records if isinstance(r, EventRecord) and r.reason == renewed]
+    counts = {True: [0, 0], False: [0, 0]}
+    begun: set[tuple[Rank, int]] = set()
+    for step in (record for record in records if isinstance(record, StepRecord)):
+        if (step.rank, step.incarnation) in begun:
+            began_s = step.time_s - step.wall_s
+            is_near = any(began_s - NEAR_S <= at_s <= step.time_s + NEAR_S for at_s in moments)
+            counts[is_near][0] += 1
+            counts[is_near][1] += step.iteration in losses[step.rank].slow
+        begun.add((step.rank, step.incarnation))
+    return Slowness(*counts[True]), Slowness(*counts[False])
 
 
 def _remade(*sites: SitePods) -> dict[str, int]:
