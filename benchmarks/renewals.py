@@ -72,7 +72,8 @@ def chance(beside: Slowness, elsewhere: Slowness) -> float:
 def within(run: RenewedRun) -> bool:
     """Whether nothing was lost."""
     lost = any(loss.discarded for loss in run.losses.values())
-    kept = not lost and chance(run.beside, run.elsewhere) >= BY_CHANCE
+    is_judged = min(run.beside.iterations, run.elsewhere.iterations) > 0
+    kept = is_judged and not lost and chance(run.beside, run.elsewhere) >= BY_CHANCE
     return kept and not (run.warnings or run.parted or run.lines_down or run.dropped_messages)
 
 

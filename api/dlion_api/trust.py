@@ -31,13 +31,17 @@ def renewal_after(not_before: datetime, not_after: datetime) -> timedelta:
     return (not_after - not_before - BACKDATED) * RENEWED_AT
 
 
-def signing_statement(run: str, role: str, csr_pem: bytes, count: int) -> bytes:
-    """What whoever wants that request for a certificate signed proves to have said.
+JOINING, FOLLOWING = "join", "follow"
+"""What a pod proves itself for, beside requests for certificates (called by their role)."""
 
-    >>> signing_statement("default/digits#1", "trainer", b"-----BEGIN", 7)
-    b'dlion.v1alpha1.Sign\\x00default/digits#1\\x00trainer\\x007\\x00-----BEGIN'
+
+def proof_statement(run: str, use: str, csr_pem: bytes, count: int) -> bytes:
+    """What a pod proves to have said: for what its token is, and for which key's certificate.
+
+    >>> proof_statement("default/digits#1", "trainer", b"-----BEGIN", 7)
+    b'dlion.v1alpha1.PodProof\\x00default/digits#1\\x00trainer\\x007\\x00-----BEGIN'
     """
-    head = f"dlion.v1alpha1.Sign\0{run}\0{role}\0{count}\0"
+    head = f"dlion.v1alpha1.PodProof\0{run}\0{use}\0{count}\0"
     return head.encode() + csr_pem
 
 

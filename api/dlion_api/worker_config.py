@@ -79,8 +79,8 @@ class WorkerConfig:
 
     @property
     def proof_dir(self) -> Path:
-        """Where the keys are kept that prove who asks for certificates."""
-        return Path(self.state_dir)
+        """Where trainer and sidecar keep the key that proves whose token they show."""
+        return Path(self.socket_path).parent
 
     def link_address(self, rank: Rank, service: Literal["exchange", "measuring"]) -> str | None:
         """The address to dial for that peer in place of the advertised one, if there is one."""

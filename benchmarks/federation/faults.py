@@ -265,7 +265,8 @@ def _without_operators(
         for iteration, by_s in lost_by_waiting(job.records, staying=[rank]).items()
         if first < iteration <= last
     }
-    most = len(waited_s) + len(whole.discarded)
+    discarded = [iteration for iteration in whole.discarded if first < iteration <= last]
+    most = len(waited_s) + len(discarded)
     figures = {
         "away_s": moments["ready"] - stopped_s,
         "window_s": killed_s - stopped_s,
@@ -284,7 +285,7 @@ def _without_operators(
             quiet.iterations > 0 and _lost(quiet) == 0),
         Bar(f"nor in all {away_s:.0f} s more than one for each of the two that are killed",
             f"{most} of {whole.iterations} by waiting ({_lost(whole)} with those in which a core"
-            " was lacking)", most <= KILLED),
+            " was lacking)", whole.iterations > 0 and most <= KILLED),
         Bar("a killed trainer rejoins from kept membership while operators are away",
             _after(_since(rejoined_s, killed_s)),
             rejoined_s is not None and rejoined_s < moments["back"]),

@@ -1,15 +1,13 @@
-"""Who bears a pod's token: a token that has brought a certificate is taken from its first bearer
-alone. Pure.
+"""Who bears a pod's token: what it brings, it brings to one bearer while the pod lives. Pure.
 
-A token is no secret for ever: it stands in requests, and whoever has read one could show it again
-while the pod lives. So each request for a certificate is signed by a key that never leaves the pod,
-and counted. A pod that has lost its key (its folder is gone or damaged) comes with its next token,
-which its cluster gives it, and nobody has shown before.
+A token is no secret for ever: it stands in requests, and whoever has read one could show it again,
+or the next one. So a pod makes a key, which never leaves it, and proves with it each request for a
+certificate, each joining and each following. The first that comes is the pod's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 
@@ -22,48 +20,49 @@ class Bearer:
     """Whose a token is that holds."""
 
     pod_uid: str = ""
-    """Empty: of no pod, as in a run without a cluster. Such tokens are taken as often as they come:
-    nothing brings newer ones."""
-    issued_at_s: int = 0
-    """By the clock of whoever issued it; only ever compared with others of the same pod."""
+    """Empty: of no pod, as in a run without a cluster. Such tokens stand in nobody's way."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came with a request, and held: its key, and how many it has signed."""
+    """What came with a request, and held: its key, and how many it has proved."""
 
     key_der: bytes = b""
     """Empty: nothing came, as from workers of an earlier release."""
     count: int = 0
 
 
+@dataclass
+class _Pod:
+    """One pod's key, and the highest count of each use."""
+
+    key_der: bytes
+    counts: dict[str, int] = field(default_factory=dict)
+
+
 class Holders:
     """Of each worker and keeper of one run, the bearers of its pods' tokens since this began.
 
-    An operator that starts anew knows none of them, and takes the first that comes.
+    An operator that starts anew knows none of them; a pod's worker joins again, and its keeper
+    follows again, as soon as it is there.
     """
 
     def __init__(self) -> None:
-        self._pods: dict[tuple[object, str], dict[str, tuple[Bearer, Proof]]] = {}
+        self._pods: dict[object, dict[str, _Pod]] = {}
 
     def admit(
-        self, who: WorkerIdentity | KeeperIdentity, role: str, bearer: Bearer, proof: Proof
+        self, who: WorkerIdentity | KeeperIdentity, use: str, bearer: Bearer, proof: Proof
     ) -> bool:
-        """Whether that token may bring a certificate in that role; if so it is this bearer's."""
+        """Whether that token is shown by its pod, for the first time with this proof."""
         if not bearer.pod_uid:
             return True
-        pods = self._pods.setdefault((who, role), {})
-        known = pods.get(bearer.pod_uid)
-        if known is not None and not _goes_on(*known, bearer, proof):
-            return False
-        pods[bearer.pod_uid] = (bearer, proof)
+        pods = self._pods.setdefault(who, {})
+        pod = pods.pop(bearer.pod_uid, None) or _Pod(proof.key_der)
+        pods[bearer.pod_uid] = pod  # the newest is the last one
         while len(pods) > MAX_PODS:
             del pods[next(iter(pods))]
-        return True
-
-
-def _goes_on(before: Bearer, shown: Proof, bearer: Bearer, proof: Proof) -> bool:
-    """Whether whoever bears it now is who had a certificate before, or shows a newer token."""
-    if bearer.issued_at_s > before.issued_at_s:
-        return True
-    return proof.key_der == shown.key_der and (proof.count > shown.count or not proof.key_der)
+        is_its_own = proof.key_der == pod.key_der
+        is_new = not proof.key_der or proof.count > pod.counts.get(use, 0)
+        if is_its_own and is_new:
+            pod.counts[use] = proof.count
+        return is_its_own and is_new

@@ -36,7 +36,7 @@ from dlion_worker.exchange import (
 )
 from dlion_worker.exchange.links import OFFENCES, Link
 from dlion_worker.exchange.pulls import MOST_PULLS
-from dlion_worker.exchange.service import SERVICE, IncomingStream
+from dlion_worker.exchange.service import MAX_LINKS_OF_CALLER, SERVICE, IncomingStream
 from dlion_worker.exchange.serving import MAX_CALLS_OF_CONNECTION
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
@@ -512,8 +512,12 @@ def test_calls_of_all_peers_are_bounded(
     start: Start, authorities: dict[SiteName, Authority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "MAX_CALLS", 4)
-    a, proof = start(A), credentials(B, authorities)
-    channels = connections(proof, a.exchange.address, 6)
+    a = start(A)
+    channels = [
+        channel
+        for _ in range(6)  # certificates
+        for channel in connections(credentials(B, authorities), a.exchange.address, 1)
+    ]
     calls = [silent(channel) for channel in channels]
     until(lambda: sum(not call.is_active() for call in calls) == 2)
     refused = {call.code() for call in calls if not call.is_active()}
@@ -525,6 +529,26 @@ def test_calls_of_all_peers_are_bounded(
     b = start(B)
     introduce(a, b)
     a.wait_for(LinkUp)
+
+
+def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
+    start: Start, authorities: dict[SiteName, Authority]
+) -> None:
+    a, proof = start(A), credentials(B, authorities)
+    channels = connections(proof, a.exchange.address, MAX_LINKS_OF_CALLER + 3)
+    calls = [silent(channel) for channel in channels]
+    until(lambda: sum(not call.is_active() for call in calls) == 3)
+    refused = {call.code() for call in calls if not call.is_active()}
+    assert refused == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert "by this certificate" in a.wait_for(Refused).reason
+    c = start(C)
+    introduce(a, c)
+    a.wait_for(LinkUp)  # while those are open
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        channel.close()
+    until(lambda: not a.exchange._service._open or len(a.exchange._service._open) == 1)
 
 
 def test_calls_of_one_connection_wait_for_each_other(
@@ -555,9 +579,10 @@ def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
     looked_at: list[Rank] = []
 
     def _watch(link: Link, *_: object) -> None:
-        looked_at.append(link.rank)
-        if link.rank == TO_B:
-            raise ValueError("a defect")
+        if link._shared.me.identity == A:
+            looked_at.append(link.rank)
+            if link.rank == TO_B:
+                raise ValueError("a defect")
 
     monkeypatch.setattr(exchange, "watch", _watch)
     a, b, c = start(A), start(B), start(C)

@@ -24,6 +24,7 @@ from dlion_operator.coordinator.events import (
     OthersTold,
     Publish,
     ReportArrived,
+    Shown,
     StreamEnded,
     WorkersChanged,
 )
@@ -46,15 +47,15 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
         if call == "sign":
             sign = wire.SignRequest.FromString(content)
             checked_size(sign)
-            sign_event(sign, bearer=Bearer("uid", 1))
+            sign_event(sign, bearer=Bearer("uid"))
         elif call == "join":
             join = wire.JoinRequest.FromString(content)
             checked_size(join)
-            join_event(join, stream=1, token_ok=True)
+            join_event(join, stream=1, bearer=Bearer("uid"))
         elif call == "follow":
             follow = wire.FollowRequest.FromString(content)
             checked_size(follow)
-            follow_event(follow, token_ok=True)
+            follow_event(follow, bearer=Bearer("uid"))
         else:
             report = wire.ProgressReport.FromString(content)
             checked_size(report)
@@ -64,7 +65,8 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
 
 
 def joins(stream: int, rank: int, incarnation: int) -> JoinAsked:
-    return JoinAsked(stream, str(JOB), WORKERS[rank], True, incarnation, "h:1", "", "hash", 0)
+    shown = Shown(Bearer())
+    return JoinAsked(stream, str(JOB), WORKERS[rank], shown, incarnation, "h:1", "", "hash", 0)
 
 
 STEPS = st.lists(

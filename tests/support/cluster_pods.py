@@ -102,7 +102,7 @@ class Access:
 
     @property
     def proof_dir(self) -> Path:
-        """The pod's trainer's, whether or not one has run there."""
-        folder = self.root / names.STATE_DIR.lstrip("/") / "worker"
+        """The pod's, whether or not anything has run there."""
+        folder = self.root / names.SHARED_DIR.lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import grpc
 
 from cluster_pods import Access
 from dlion_api.names import KeeperIdentity, OperatorIdentity
+from dlion_api.trust import JOINING
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc, measuring_pb2
 from dlion_api.wire import keeping_pb2 as keeping
 from dlion_api.wire.exchange_pb2 import Frame, Hello
@@ -192,14 +194,18 @@ def _raw(address: str, context: ssl.SSLContext, content: bytes) -> Ended:
 def by_its_own_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
     """Proves the request with the key that worker 0's pod has."""
     access = Access("", at.pods.root(f"w{at.victim.rank}"))
-    _prove(access.proof_dir, request)
+    _prove(at, access.proof_dir, request)
 
 
 def by_another_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
     """Proves it with a key that never was in that pod."""
+    _prove(at, _elsewhere(at), request)
+
+
+def _elsewhere(at: Scene) -> Path:
     folder = at.pods.folder / "elsewhere"
     folder.mkdir(exist_ok=True)
-    _prove(folder, request)
+    return folder
 
 
 def for_another_request(at: Scene, request: coordination_pb2.SignRequest) -> None:
@@ -212,8 +218,8 @@ def unproven(_at: Scene, _request: coordination_pb2.SignRequest) -> None:
     """With the token alone, as workers of earlier releases did."""
 
 
-def _prove(folder: Path, request: coordination_pb2.SignRequest) -> None:
-    proof = proof_of(folder, run=request.run, role=request.role, csr_pem=request.csr_pem)
+def _prove(at: Scene, folder: Path, request: coordination_pb2.SignRequest) -> None:
+    proof = proof_of(folder, job=at.job, use=request.role, csr_pem=request.csr_pem)
     request.proof.CopyFrom(proof)
 
 
@@ -249,7 +255,8 @@ def sign_for_a_deleted_pod(at: Scene) -> Ended:
     worker, old = at.worker(A, 1), at.tokens.pop("1")
 
     def with_token(token: str) -> Ended:
-        return sign(lambda _: token, worker=lambda _: wire_worker(worker))(at)
+        own = partial(wire_worker, worker)
+        return sign(lambda _: token, worker=lambda _: own(), prove=unproven)(at)
 
     assert with_token(old).code is grpc.StatusCode.OK
     at.kubectl.run("delete", "pod", at.pods.pod_of(worker)["name"])
@@ -282,6 +289,20 @@ def join(**changes: Any) -> Act:
         return at_coordinator(at, lambda stub: stub.Join(request, timeout=CALL_S))
 
     return act
+
+
+def join_in_its_place(at: Scene) -> Ended:
+    """Joins as the worker that is there, with a token that its pod has not shown."""
+    folder = _elsewhere(at)
+    request = coordination_pb2.JoinRequest(
+        token=at.pods.token_of(at.victim),
+        run=str(at.job),
+        worker=wire_worker(at.victim),
+        incarnation=2**40,
+        spec_hash=at.pods.job.hash(),
+        proof=proof_of(folder, job=at.job, use=JOINING),
+    )
+    return at_coordinator(at, lambda stub: stub.Join(request, timeout=CALL_S))
 
 
 def at_coordinator(at: Scene, call: Callable[[Any], Any]) -> Ended:

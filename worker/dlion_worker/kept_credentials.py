@@ -1,16 +1,20 @@
 """What a process of a worker keeps so that the next one is taken for it: key and certificate, so
-that a trainer needs no coordinator, and the keys by which each role proves that it asks for one.
+that a trainer needs no coordinator, and the key by which a pod proves that a token is its own.
 
-Owns these files in the worker's state folder, readable by its user alone. A certificate is used
-while at least a third of its life is left, and to its end where nobody signs a new one; a damaged
-or foreign file counts as missing. See docs/decisions/0004-kept-credentials.md and
+Owns these files. Key and certificate stand in the trainer's own folder, readable by its user alone;
+a certificate is used while at least a third of its life is left, and to its end where nobody signs
+a new one. The pod's key stands where both its containers read it. A damaged or foreign file counts
+as missing. See docs/decisions/0004-kept-credentials.md and
 0020-first-bearer.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,8 +29,10 @@ from dlion_worker.credentials import WorkerCredentials, WorkerKey
 _LOG = logging.getLogger(__name__)
 
 CREDENTIALS_FILE = "credentials.json"
-PROOF_KEY_FILE = "proof-key-{}.pem"
-"""Of each role. It is for nothing but requests for certificates, and stays the same."""
+PROOF_KEY_FILE = "proof-key.pem"
+"""The pod's, for nothing but to prove who shows its token; it stays the same."""
+PROOF_COUNT_FILE = "proof-count-{}"
+"""How many requests of that use it has proved."""
 LEAST_LIFE_LEFT = 1 / 3
 """With less left, a new certificate is asked for first: they are renewed long before."""
 
@@ -83,26 +89,47 @@ def kept_credentials(
     return WorkerCredentials(key, chain_pem, sites)
 
 
-def kept_proof_key(folder: Path | str, role: str) -> WorkerKey:
-    """The key of that role that is kept there, or a new one, which is from now on.
+def kept_proof_key(folder: Path | str) -> WorkerKey:
+    """The pod's key that is kept there, or a new one, which is from now on; of two processes that
+    come at once both get the same.
+
+    Raises:
+        OSError: it cannot be read or kept.
+    """
+    path = Path(folder) / PROOF_KEY_FILE
+    try:
+        return WorkerKey.from_pem(path.read_bytes())
+    except FileNotFoundError:
+        _LOG.info("a key is made by which this pod proves who it is")
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        _LOG.error("%s is damaged: another key takes its place (%s)", path, error)
+        path.unlink(missing_ok=True)
+    mine = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        write_atomically(mine, WorkerKey().pem(), mode=0o640)  # the pod's other container, too
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    finally:
+        mine.unlink(missing_ok=True)
+    return WorkerKey.from_pem(path.read_bytes())
+
+
+def next_count(folder: Path | str, use: str, least: int) -> int:
+    """A count above all that were kept there for that use, and at least so high; kept.
 
     Raises:
         OSError: it cannot be kept.
     """
-    path = Path(folder) / PROOF_KEY_FILE.format(role)
+    path = Path(folder) / PROOF_COUNT_FILE.format(use)
     try:
-        return WorkerKey.from_pem(path.read_bytes())
-    except FileNotFoundError:
-        pass
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        _LOG.warning("%s is damaged: a new key takes its place (%s)", path, error)
-    key = WorkerKey()
-    write_atomically(path, key.pem(), mode=0o600)
-    return key
+        kept = int(path.read_bytes()[:20])
+    except (FileNotFoundError, ValueError):
+        kept = 0
+    count = max(kept + 1, least)
+    write_atomically(path, b"%d" % count, mode=0o640)
+    return count
 
 
 def forget_credentials(state_dir: Path | str) -> None:
     """Removes them: the authority that signed them is gone, or the run is over."""
     (Path(state_dir) / CREDENTIALS_FILE).unlink(missing_ok=True)
-    for path in Path(state_dir).glob(PROOF_KEY_FILE.format("*")):
-        path.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ class SignRequest(_message.Message):
         """IP addresses the worker will serve on, for the record"""
 
     @_builtins.property
-    def proof(self) -> Global___SigningProof:
+    def proof(self) -> Global___PodProof:
         """missing: of a worker of an earlier release"""
 
     def __init__(
@@ -84,7 +84,7 @@ class SignRequest(_message.Message):
         role: _builtins.str = ...,
         csr_pem: _builtins.bytes = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
-        proof: Global___SigningProof | None = ...,
+        proof: Global___PodProof | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -95,8 +95,8 @@ class SignRequest(_message.Message):
 Global___SignRequest: _TypeAlias = SignRequest  # noqa: Y015
 
 @_typing.final
-class SigningProof(_message.Message):
-    """That a request comes from the process that had the pod's first certificate signed."""
+class PodProof(_message.Message):
+    """That a request comes from the pod from which the first one came."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,11 +104,11 @@ class SigningProof(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     key_der: _builtins.bytes
-    """public, EC P-256; the same for the pod's life, in each role"""
+    """public, EC P-256; the same for the pod's life, of all its processes"""
     count: _builtins.int
-    """higher in each request"""
+    """higher in each request of a use: a role, joining, following"""
     signature: _builtins.bytes
-    """ECDSA with SHA-256, of dlion_api.trust.signing_statement"""
+    """ECDSA with SHA-256, of dlion_api.trust.proof_statement"""
     def __init__(
         self,
         *,
@@ -122,7 +122,7 @@ class SigningProof(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SigningProof: _TypeAlias = SigningProof  # noqa: Y015
+Global___PodProof: _TypeAlias = PodProof  # noqa: Y015
 
 @_typing.final
 class SignResponse(_message.Message):
@@ -181,6 +181,7 @@ class JoinRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     SPEC_HASH_FIELD_NUMBER: _builtins.int
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     incarnation: _builtins.int
     exchange_address: _builtins.str
@@ -192,6 +193,8 @@ class JoinRequest(_message.Message):
     """Version of the membership that the worker has: a coordinator that starts anew goes on above it."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
+    @_builtins.property
+    def proof(self) -> Global___PodProof: ...
     def __init__(
         self,
         *,
@@ -203,10 +206,11 @@ class JoinRequest(_message.Message):
         token: _builtins.str = ...,
         spec_hash: _builtins.str = ...,
         known_version: _builtins.int = ...,
+        proof: Global___PodProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_address", b"exchange_address", "incarnation", b"incarnation", "known_version", b"known_version", "measuring_address", b"measuring_address", "run", b"run", "spec_hash", b"spec_hash", "token", b"token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_address", b"exchange_address", "incarnation", b"incarnation", "known_version", b"known_version", "measuring_address", b"measuring_address", "proof", b"proof", "run", b"run", "spec_hash", b"spec_hash", "token", b"token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +405,7 @@ class FollowRequest(_message.Message):
     TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     REFUSED_WORDS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     run: _builtins.str
     site: _builtins.str
@@ -415,6 +420,8 @@ class FollowRequest(_message.Message):
         words of the last one: it follows anew when there are more.
         """
 
+    @_builtins.property
+    def proof(self) -> Global___PodProof: ...
     def __init__(
         self,
         *,
@@ -425,10 +432,11 @@ class FollowRequest(_message.Message):
         taken_sequence: _builtins.int = ...,
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         refused_words: _builtins.str = ...,
+        proof: Global___PodProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "refusals", b"refusals", "refused_words", b"refused_words", "run", b"run", "site", b"site", "taken_sequence", b"taken_sequence", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "proof", b"proof", "refusals", b"refusals", "refused_words", b"refused_words", "run", b"run", "site", b"site", "taken_sequence", b"taken_sequence", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

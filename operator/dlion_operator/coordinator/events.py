@@ -12,20 +12,27 @@ from dlion_operator.bearers import Bearer, Proof
 
 
 @dataclass(frozen=True)
+class Shown:
+    """The token that came with a call, and its pod's proof."""
+
+    bearer: Bearer | None
+    """None: the token does not hold."""
+    proof: Proof = Proof()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True)
 class SignAsked:
     """Somebody wants a certificate for that worker, or for a site's keeper."""
 
     run: str
     worker: WorkerIdentity | KeeperIdentity
     role: str
-    bearer: Bearer | None
-    """None: the token does not hold."""
-    proof: Proof
+    shown: Shown
 
     @property
     def token_ok(self) -> bool:
         """Whether the token holds."""
-        return self.bearer is not None
+        return self.shown.bearer is not None
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,12 @@ class FollowAsked:
 
     run: str
     worker: KeeperIdentity
-    token_ok: bool
+    shown: Shown
+
+    @property
+    def token_ok(self) -> bool:
+        """Whether the token holds."""
+        return self.shown.bearer is not None
 
 
 @dataclass(frozen=True)
@@ -44,12 +56,17 @@ class JoinAsked:
     stream: int
     run: str
     worker: WorkerIdentity
-    token_ok: bool
+    shown: Shown
     incarnation: int
     exchange_address: str
     measuring_address: str
     spec_hash: str
     known_version: int
+
+    @property
+    def token_ok(self) -> bool:
+        """Whether the token holds."""
+        return self.shown.bearer is not None
 
 
 @dataclass(frozen=True)

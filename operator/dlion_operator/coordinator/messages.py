@@ -20,15 +20,17 @@ from dlion_api.refusals import (
     MAX_TOKEN_BYTES,
     PeerRefusal,
 )
+from dlion_api.trust import FOLLOWING, JOINING
 from dlion_api.wire import coordination_pb2
 from dlion_operator.bearers import Proof
 from dlion_operator.coordinator.events import (
     FollowAsked,
     JoinAsked,
     ReportArrived,
+    Shown,
     SignAsked,
 )
-from dlion_operator.coordinator.proofs import checked_proof
+from dlion_operator.coordinator.proofs import ProvedRequest, checked_proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +62,7 @@ def checked_size(request: Request) -> None:
         _short("site", request.site)
         _short("epoch", request.epoch)
         _checked_refusals(request)
+        _checked_proof_size(request.proof)
         return
     _short("worker.site", request.worker.site)
     _short("worker.group", request.worker.group)
@@ -87,33 +90,41 @@ def worker_of(request: WorkerRequest) -> WorkerIdentity:
 
 
 def sign_event(request: coordination_pb2.SignRequest, *, bearer: Bearer | None) -> SignAsked:
-    """That request, of a checked size, as an event, its proof looked at only where the token held.
-
-    Raises:
-        ContractError: the proof does not hold.
-    """
-    proof = Proof() if bearer is None else checked_proof(request)
-    return SignAsked(request.run, caller_of(request), request.role, bearer, proof)
+    """That request, of a checked size, as an event. Raises: as `_shown`."""
+    shown = _shown(bearer, request, request.role, request.csr_pem)
+    return SignAsked(request.run, caller_of(request), request.role, shown)
 
 
-def follow_event(request: coordination_pb2.FollowRequest, *, token_ok: bool) -> FollowAsked:
-    """That request, of a checked size, as an event."""
-    return FollowAsked(request.run, KeeperIdentity(SiteName(request.site)), token_ok)
+def follow_event(request: coordination_pb2.FollowRequest, *, bearer: Bearer | None) -> FollowAsked:
+    """That request, of a checked size, as an event. Raises: as `_shown`."""
+    shown = _shown(bearer, request, FOLLOWING)
+    return FollowAsked(request.run, KeeperIdentity(SiteName(request.site)), shown)
 
 
-def join_event(request: coordination_pb2.JoinRequest, *, stream: int, token_ok: bool) -> JoinAsked:
-    """That request, of a checked size, as an event."""
+def join_event(
+    request: coordination_pb2.JoinRequest, *, stream: int, bearer: Bearer | None
+) -> JoinAsked:
+    """That request, of a checked size, as an event. Raises: as `_shown`."""
     return JoinAsked(
         stream=stream,
         run=request.run,
         worker=worker_of(request),
-        token_ok=token_ok,
+        shown=_shown(bearer, request, JOINING),
         incarnation=request.incarnation,
         exchange_address=request.exchange_address,
         measuring_address=request.measuring_address,
         spec_hash=request.spec_hash,
         known_version=request.known_version,
     )
+
+
+def _shown(bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Shown:
+    """Token and proof; the proof is looked at only where the token holds.
+
+    Raises:
+        ContractError: the proof does not hold.
+    """
+    return Shown(bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem))
 
 
 def report_event(
@@ -181,9 +192,7 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
     if len(request.csr_pem) > MAX_CSR_BYTES:
         raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
-    longest = max(len(request.proof.key_der), len(request.proof.signature))
-    if longest > MAX_PROOF_BYTES:
-        raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
+    _checked_proof_size(request.proof)
     worker = request.worker
     if request.role == KEEPER_ROLE and (worker.rank or worker.group or worker.index):
         raise ContractError(
@@ -198,6 +207,13 @@ def _checked_join(request: coordination_pb2.JoinRequest) -> None:
     _short("spec_hash", request.spec_hash)
     _counter("incarnation", request.incarnation)
     _counter("known_version", request.known_version)
+    _checked_proof_size(request.proof)
+
+
+def _checked_proof_size(proof: coordination_pb2.PodProof) -> None:
+    longest = max(len(proof.key_der), len(proof.signature))
+    if longest > MAX_PROOF_BYTES:
+        raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
 
 
 def _checked_report(request: coordination_pb2.ProgressReport) -> None:

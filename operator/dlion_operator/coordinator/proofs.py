@@ -1,4 +1,4 @@
-"""Whether a request for a certificate is signed as it says. For what: `dlion_operator.bearers`."""
+"""Whether a pod's proof is for the request that it came with: see `dlion_operator.bearers`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.errors import ContractError
-from dlion_api.trust import signing_statement
+from dlion_api.trust import proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_operator.bearers import Proof
 
+ProvedRequest = (
+    coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.FollowRequest
+)
 
-def checked_proof(request: coordination_pb2.SignRequest) -> Proof:
+
+def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Proof:
     """The proof of that request, of a checked size; an empty one where there is none.
 
     Raises:
@@ -27,7 +31,7 @@ def checked_proof(request: coordination_pb2.SignRequest) -> Proof:
         raise ContractError(f"proof: its key cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ContractError(f"proof: a key of type {type(key).__name__}; allowed: EC P-256")
-    statement = signing_statement(request.run, request.role, request.csr_pem, proof.count)
+    statement = proof_statement(request.run, use, csr_pem, proof.count)
     try:
         key.verify(proof.signature, statement, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:

@@ -183,7 +183,7 @@ class ServedRun:
     ) -> AsyncGenerator[coordination_pb2.MembershipUpdate, None]:
         """Memberships, the newest only, until either side ends it."""
         stream = next(self._numbers)
-        event = join_event(request, stream=stream, token_ok=await self._token_ok(request))
+        event = join_event(request, stream=stream, bearer=await self._bearer(request))
         news = self._news[stream] = asyncio.Event()
         try:
             self._answer(self.state.handle(event))
@@ -206,7 +206,7 @@ class ServedRun:
         self, request: coordination_pb2.ProgressReport
     ) -> coordination_pb2.ReportReply:
         """Takes progress; the answer carries whether to stop."""
-        token_ok = await self._token_ok(request)
+        token_ok = await self._bearer(request) is not None
         event = report_event(request, token_ok=token_ok, now_s=time.monotonic())
         self._answer(self.state.handle(event), [_one_line(text) for text in request.records_json])
         return coordination_pb2.ReportReply(stop_reason=self.state.stop_reason)
@@ -215,7 +215,7 @@ class ServedRun:
         self, request: coordination_pb2.FollowRequest
     ) -> AsyncGenerator[coordination_pb2.FollowedRecords, None]:
         """Records from where the follower was, as they come, and at last how the run ended."""
-        event = follow_event(request, token_ok=await self._token_ok(request))
+        event = follow_event(request, bearer=await self._bearer(request))
         self._answer(self.state.handle(event))
         self._hear_refusals(request)
         stream = next(self._numbers)
@@ -322,9 +322,6 @@ class ServedRun:
             stop_reason=self.state.stop_reason,
             site_bundles_pem=bundles,
         )
-
-    async def _token_ok(self, request: Request) -> bool:
-        return await self._bearer(request) is not None
 
     async def _bearer(self, request: Request) -> Bearer | None:
         return await self._tokens.verify(request.token, caller_of(request), self.state.job)

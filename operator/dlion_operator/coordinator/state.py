@@ -15,6 +15,7 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import KeeperIdentity
 from dlion_api.progress import ProgressRecord, StepRecord
 from dlion_api.refusals import RefusalReason
+from dlion_api.trust import FOLLOWING, JOINING
 from dlion_operator.bearers import Holders
 from dlion_operator.coordinator.allowance import Allowance
 from dlion_operator.coordinator.events import (
@@ -91,9 +92,10 @@ class Coordinator:
         """What is to be done about that event, in order."""
         match event:
             case SignAsked():
-                return (self._stranger(event) or self._replayed(event) or Accept(),)
+                replayed = self._stranger(event) or self._replayed(event, event.role)
+                return (replayed or Accept(),)
             case FollowAsked():
-                return (self._stranger(event) or Accept(),)
+                return (self._stranger(event) or self._replayed(event, FOLLOWING) or Accept(),)
             case JoinAsked():
                 return self._join(event)
             case StreamEnded():
@@ -115,7 +117,8 @@ class Coordinator:
         return Refuse(reason, message, known_incarnation)
 
     def _join(self, event: JoinAsked) -> tuple[Instruction, ...]:
-        refusal = self._stranger(event) or self._wrong_spec(event) or self._ghost(event)
+        refusal = self._stranger(event) or self._replayed(event, JOINING)
+        refusal = refusal or self._wrong_spec(event) or self._ghost(event)
         if refusal:
             return (refusal,)
         rank = event.worker.rank
@@ -243,14 +246,14 @@ class Coordinator:
             return self.refuse(RefusalReason.BAD_TOKEN, message)
         return None
 
-    def _replayed(self, event: SignAsked) -> Refuse | None:
-        """Whether that token has brought somebody else a certificate."""
-        who, bearer = event.worker, event.bearer
-        if bearer is None or self._holders.admit(who, event.role, bearer, event.proof):
+    def _replayed(self, event: SignAsked | JoinAsked | FollowAsked, use: str) -> Refuse | None:
+        """Whether somebody else than its pod shows that token, or the same request again."""
+        who, shown = event.worker, event.shown
+        if shown.bearer is None or self._holders.admit(who, use, shown.bearer, shown.proof):
             return None
         message = (
-            f"{who.name}: another {event.role} has had a certificate for this token, or this"
-            " request was made before; its pod's next token will do"
+            f"{who.name}: not by the key that its pod began with ({use}), or this request was made"
+            " before. If the pod has lost that key, delete the pod: the next one begins anew"
         )
         return self.refuse(RefusalReason.REPLAYED_TOKEN, message)
 

@@ -27,12 +27,12 @@ from dlion_api import local_messages, measurements, progress, records
 from dlion_api.errors import ContractError
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.trust import signing_statement
+from dlion_api.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
 from dlion_operator.authority import Authority
 from dlion_operator.bearers import Bearer
-from dlion_operator.coordinator.events import Accept, JoinAsked, Refuse
+from dlion_operator.coordinator.events import Accept, JoinAsked, Refuse, Shown
 from dlion_operator.coordinator.messages import (
     checked_size,
     join_event,
@@ -130,20 +130,23 @@ def attack_events(chance: random.Random, folder: Path) -> str | None:
     return "refused" if bad else "taken"
 
 
+def _right_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
+    signature = PROOF_KEY.signed(proof_statement(str(JOB), use, csr_pem, 7))
+    return wire.PodProof(key_der=PROOF_KEY.public_der(), count=7, signature=signature)
+
+
 def _right_request(chance: random.Random) -> Message:
     worker = wire.Worker(rank=0, site=SITE, group="small", index=0)
     common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
     match chance.randrange(3):
         case 0:
             csr_pem = b"-----BEGIN"
-            count = 7
-            statement = signing_statement(str(JOB), "trainer", csr_pem, count)
-            proof = wire.SigningProof(key_der=PROOF_KEY.public_der(), count=count,
-                                      signature=PROOF_KEY.signed(statement))  # fmt: skip
-            return wire.SignRequest(csr_pem=csr_pem, role="trainer", proof=proof, **common)
+            return wire.SignRequest(csr_pem=csr_pem, role="trainer",
+                                    proof=_right_proof("trainer", csr_pem), **common)  # fmt: skip
         case 1:
             return wire.JoinRequest(incarnation=1, exchange_address="h:1", spec_hash="hash",
-                                    known_version=1, **common)  # fmt: skip
+                                    known_version=1, proof=_right_proof(JOINING),
+                                    **common)  # fmt: skip
         case _:
             texts = [records.record_to_json(record) for record in PROGRESS[:2]]
             return wire.ProgressReport(incarnation=1, sequence=1, records_json=texts, **common)
@@ -177,22 +180,23 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     right = _right_request(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
     state = Coordinator(JOB, WORKERS, "hash")
-    state.handle(JoinAsked(1, str(JOB), WORKERS[0], True, 1, "h:1", "", "hash", 0))
+    state.handle(JoinAsked(1, str(JOB), WORKERS[0], Shown(Bearer()), 1, "h:1", "", "hash", 0))
     token_ok = chance.random() < 0.9
+    bearer = Bearer("uid") if token_ok else None
     try:
         request: Any = type(right).FromString(content)
         checked_size(request)
         if isinstance(request, wire.SignRequest):
-            told = state.handle(sign_event(request, bearer=Bearer("uid", 1) if token_ok else None))
+            told = state.handle(sign_event(request, bearer=bearer))
         elif isinstance(request, wire.JoinRequest):
-            told = state.handle(join_event(request, stream=2, token_ok=token_ok))
+            told = state.handle(join_event(request, stream=2, bearer=bearer))
         else:
             told = state.handle(report_event(request, token_ok=token_ok, now_s=0.0))
         word = "refused" if any(isinstance(each, Refuse) for each in told) else "taken"
     except (ContractError, DecodeError):  # the skin answers both with INVALID_ARGUMENT
         word = "refused"
     assert word == "refused" or token_ok
-    honest = JoinAsked(3, str(JOB), WORKERS[1], True, 1, "h:1", "", "hash", 0)
+    honest = JoinAsked(3, str(JOB), WORKERS[1], Shown(Bearer()), 1, "h:1", "", "hash", 0)
     assert Accept() in state.handle(honest)
     return word
 

@@ -1,9 +1,11 @@
-"""Facts: a request's proof is its own key's, kept over processes of a pod and counted upwards; one
-for any other request, by another key, or of another kind is refused; a damaged key is replaced."""
+"""Facts: a request's proof is by its pod's key, the same in all its processes, and counted upwards,
+whatever the clock says; one for any other request, by another key, or of another kind is refused; a
+damaged key is replaced."""
 
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,22 +13,34 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
+from dlion_api.names import JobKey
 from dlion_api.refusals import MAX_PROOF_BYTES
-from dlion_api.wire.coordination_pb2 import SigningProof, SignRequest
+from dlion_api.trust import FOLLOWING, JOINING
+from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
 from dlion_operator.bearers import Proof
 from dlion_operator.coordinator.messages import checked_size
 from dlion_operator.coordinator.proofs import checked_proof
 from dlion_worker.coordination.proving import proof_of
 from dlion_worker.credentials import WorkerKey
-from dlion_worker.kept_credentials import forget_credentials, kept_proof_key
+from dlion_worker.kept_credentials import (
+    PROOF_COUNT_FILE,
+    PROOF_KEY_FILE,
+    kept_proof_key,
+    next_count,
+)
 
-RUN = "default/digits#1"
+JOB = JobKey("default", "digits", "1")
+RUN = str(JOB)
 
 
 def request(folder: Path, role: str = "trainer") -> SignRequest:
     csr_pem = WorkerKey().csr_pem()
-    proof = proof_of(folder, run=RUN, role=role, csr_pem=csr_pem)
+    proof = proof_of(folder, job=JOB, use=role, csr_pem=csr_pem)
     return SignRequest(run=RUN, role=role, csr_pem=csr_pem, proof=proof)
+
+
+def checked(request: SignRequest) -> Proof:
+    return checked_proof(request, request.role, request.csr_pem)
 
 
 def der(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
@@ -35,17 +49,47 @@ def der(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def test_a_process_that_is_started_again_proves_to_be_the_same(tmp_path: Path) -> None:
-    first, second = (checked_proof(request(tmp_path)) for _ in range(2))
-    assert first.key_der == second.key_der == kept_proof_key(tmp_path, "trainer").public_der()
+def test_all_processes_of_a_pod_prove_to_be_of_the_same(tmp_path: Path) -> None:
+    first, second = (checked(request(tmp_path)) for _ in range(2))
+    assert first.key_der == second.key_der == kept_proof_key(tmp_path).public_der()
     assert first.count < second.count
-    assert checked_proof(request(tmp_path, "sidecar")).key_der != first.key_der
-    (file,) = tmp_path.glob("*trainer*")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert checked(request(tmp_path, "sidecar")).key_der == first.key_der
+    mode = stat.S_IMODE((tmp_path / PROOF_KEY_FILE).stat().st_mode)
+    assert mode == 0o640
+
+
+def test_two_that_come_at_once_have_the_same_key(tmp_path: Path) -> None:
+    for number in range(20):
+        (folder := tmp_path / str(number)).mkdir()
+        with ThreadPoolExecutor(4) as pool:
+            keys = {key.public_der() for key in pool.map(kept_proof_key, [folder] * 4)}
+        assert len(keys) == 1
+        assert [path.name for path in folder.iterdir()] == [PROOF_KEY_FILE]
+
+
+def test_counts_grow_though_the_clock_begins_anew(tmp_path: Path) -> None:
+    assert next_count(tmp_path, "join", 1000) == 1000
+    assert next_count(tmp_path, "join", 5) == 1001
+    assert next_count(tmp_path, "trainer", 5) == 5
+    (tmp_path / PROOF_COUNT_FILE.format("join")).write_bytes(b"damaged")
+    assert next_count(tmp_path, "join", 7) == 7
+
+
+@pytest.mark.parametrize("use", [JOINING, FOLLOWING])
+def test_joining_and_following_are_proved_too(tmp_path: Path, use: str) -> None:
+    kind = JoinRequest if use == JOINING else FollowRequest
+    made = kind(run=RUN, proof=proof_of(tmp_path, job=JOB, use=use))
+    checked_size(made)
+    assert checked_proof(made, use).key_der == kept_proof_key(tmp_path).public_der()
+    with pytest.raises(ContractError, match="has not signed"):
+        checked_proof(made, "trainer")
+    made.proof.signature = b"x" * (MAX_PROOF_BYTES + 1)
+    with pytest.raises(ContractError, match="proof of"):
+        checked_size(made)
 
 
 def test_none_is_no_proof() -> None:
-    assert checked_proof(SignRequest(run=RUN)) == Proof()
+    assert checked(SignRequest(run=RUN)) == Proof()
 
 
 @pytest.mark.parametrize(
@@ -58,31 +102,31 @@ def test_it_is_for_that_request_alone(tmp_path: Path, change: dict[str, str | by
     for name, value in change.items():
         setattr(bent, name, value)
     with pytest.raises(ContractError, match="has not signed this request"):
-        checked_proof(bent)
+        checked(bent)
 
 
 def test_nor_for_another_count(tmp_path: Path) -> None:
     bent = request(tmp_path)
     bent.proof.count += 1
     with pytest.raises(ContractError, match="has not signed this request"):
-        checked_proof(bent)
+        checked(bent)
 
 
 @pytest.mark.parametrize(
     ("proof", "words"),
     [
-        (SigningProof(), "cannot be read"),
-        (SigningProof(key_der=b"\xff" * 91, signature=b"x"), "cannot be read"),
-        (SigningProof(key_der=der(rsa.generate_private_key(65537, 1024))), "allowed: EC P-256"),
-        (SigningProof(key_der=der(ec.generate_private_key(ec.SECP384R1()))), "allowed: EC P-256"),
-        (SigningProof(key_der=WorkerKey().public_der()), "has not signed"),
-        (SigningProof(key_der=WorkerKey().public_der(), signature=b"\0" * 72), "has not signed"),
+        (PodProof(), "cannot be read"),
+        (PodProof(key_der=b"\xff" * 91, signature=b"x"), "cannot be read"),
+        (PodProof(key_der=der(rsa.generate_private_key(65537, 1024))), "allowed: EC P-256"),
+        (PodProof(key_der=der(ec.generate_private_key(ec.SECP384R1()))), "allowed: EC P-256"),
+        (PodProof(key_der=WorkerKey().public_der()), "has not signed"),
+        (PodProof(key_der=WorkerKey().public_der(), signature=b"\0" * 72), "has not signed"),
     ],
     ids=["empty", "garbage", "RSA", "another curve", "no signature", "no signature's form"],
 )
-def test_a_hostile_one_is_refused(proof: SigningProof, words: str) -> None:
+def test_a_hostile_one_is_refused(proof: PodProof, words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        checked_proof(SignRequest(run=RUN, role="trainer", proof=proof))
+        checked(SignRequest(run=RUN, role="trainer", proof=proof))
 
 
 @pytest.mark.parametrize("field", ["key_der", "signature"])
@@ -95,21 +139,13 @@ def test_a_long_one_is_not_looked_at(tmp_path: Path, field: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe"])
 def test_a_damaged_key_is_replaced(tmp_path: Path, content: bytes) -> None:
-    before = kept_proof_key(tmp_path, "trainer").public_der()
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(content)
-    after = kept_proof_key(tmp_path, "trainer").public_der()
+    before = kept_proof_key(tmp_path).public_der()
+    (tmp_path / PROOF_KEY_FILE).write_bytes(content)
+    after = kept_proof_key(tmp_path).public_der()
     assert after != before
-    assert kept_proof_key(tmp_path, "trainer").public_der() == after
+    assert kept_proof_key(tmp_path).public_der() == after
 
 
 def test_a_key_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        kept_proof_key(tmp_path / "missing", "trainer")
-
-
-def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:
-    for role in ("trainer", "sidecar"):
-        kept_proof_key(tmp_path, role)
-    forget_credentials(tmp_path)
-    assert not list(tmp_path.iterdir())
+        kept_proof_key(tmp_path / "missing")

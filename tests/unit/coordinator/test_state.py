@@ -28,6 +28,7 @@ from dlion_operator.coordinator.events import (
     Publish,
     Refuse,
     ReportArrived,
+    Shown,
     SignAsked,
     StopAsked,
     StreamEnded,
@@ -38,6 +39,7 @@ from dlion_operator.coordinator.state import Coordinator
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
 HASH = "5pec"
+SHOWN, NOT_ITS_OWN = Shown(Bearer()), Shown(None)
 
 
 def coordinator() -> Coordinator:
@@ -51,7 +53,7 @@ def join(
         stream=stream,
         run=str(JOB),
         worker=WORKERS[rank],
-        token_ok=True,
+        shown=SHOWN,
         incarnation=incarnation,
         exchange_address=address,
         measuring_address="",
@@ -109,10 +111,10 @@ RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
         ({"run": "default/digits#2"}, RefusalReason.WRONG_RUN),
         ({"worker": ANOTHER_SITE}, RefusalReason.UNKNOWN_WORKER),
         ({"worker": RANK_BEYOND}, RefusalReason.UNKNOWN_WORKER),
-        ({"token_ok": False}, RefusalReason.BAD_TOKEN),
+        ({"shown": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
         ({"spec_hash": "other"}, RefusalReason.SPEC_DIFFERS),
         # Who is not known learns nothing else.
-        ({"token_ok": False, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
+        ({"shown": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
     ],
 )
 def test_others_are_refused_and_counted(change: dict[str, object], reason: RefusalReason) -> None:
@@ -125,20 +127,35 @@ def test_others_are_refused_and_counted(change: dict[str, object], reason: Refus
 
 def test_a_certificate_is_for_those_whose_token_holds() -> None:
     state = coordinator()
-    assert state.handle(SignAsked(str(JOB), WORKERS[0], "trainer", Bearer(), Proof())) == (
-        Accept(),
-    )
-    stranger = SignAsked(str(JOB), WORKERS[0], "trainer", None, Proof())
+    assert state.handle(SignAsked(str(JOB), WORKERS[0], "trainer", SHOWN)) == (Accept(),)
+    stranger = SignAsked(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
     assert refused(state.handle(stranger)) is RefusalReason.BAD_TOKEN
 
 
 def test_a_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
-    asked = SignAsked(str(JOB), WORKERS[0], "trainer", Bearer("uid-1", 100), Proof(b"key", 1))
-    assert state.handle(asked) == (Accept(),)
-    replayed = replace(asked, proof=Proof(b"another", 2))
-    assert refused(state.handle(replayed)) is RefusalReason.REPLAYED_TOKEN
-    assert state.refusals == {RefusalReason.REPLAYED_TOKEN: 1}
+    pod = Bearer("uid-1")
+    assert (
+        refused(state.handle(replace(join(stream=1), shown=Shown(pod, Proof(b"key", 1))))) is None
+    )
+    other = Shown(pod, Proof(b"another", 9))
+    asked = SignAsked(str(JOB), WORKERS[0], "sidecar", other)
+    assert refused(state.handle(asked)) is RefusalReason.REPLAYED_TOKEN
+    thief = replace(join(stream=2, incarnation=9), shown=other)
+    assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
+    assert state.refusals == {RefusalReason.REPLAYED_TOKEN: 2}
+    own = replace(asked, shown=Shown(pod, Proof(b"key", 1)))
+    assert state.handle(own) == (Accept(),)
+    assert refused(state.handle(own)) is RefusalReason.REPLAYED_TOKEN, "once more"
+
+
+def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
+    state = coordinator()
+    keeper, pod = KeeperIdentity(SiteName("plant-a")), Bearer("uid-2")
+    followed = FollowAsked(str(JOB), keeper, Shown(pod, Proof(b"key", 1)))
+    assert state.handle(followed) == (Accept(),)
+    thief = replace(followed, shown=Shown(pod, Proof(b"another", 2)))
+    assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
 
 
 def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
@@ -277,13 +294,13 @@ def test_a_wish_to_stop_is_published_once() -> None:
 def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     state = coordinator()
     keeper = KeeperIdentity(SiteName("plant-a"))
-    assert state.handle(SignAsked(str(JOB), keeper, "keeper", Bearer(), Proof())) == (Accept(),)
-    assert state.handle(FollowAsked(str(JOB), keeper, token_ok=True)) == (Accept(),)
-    elsewhere = FollowAsked(str(JOB), KeeperIdentity(SiteName("plant-b")), token_ok=True)
+    assert state.handle(SignAsked(str(JOB), keeper, "keeper", SHOWN)) == (Accept(),)
+    assert state.handle(FollowAsked(str(JOB), keeper, SHOWN)) == (Accept(),)
+    elsewhere = FollowAsked(str(JOB), KeeperIdentity(SiteName("plant-b")), SHOWN)
     assert refused(state.handle(elsewhere)) is RefusalReason.UNKNOWN_WORKER
-    no_token = FollowAsked(str(JOB), keeper, token_ok=False)
+    no_token = FollowAsked(str(JOB), keeper, NOT_ITS_OWN)
     assert refused(state.handle(no_token)) is RefusalReason.BAD_TOKEN
-    another_run = FollowAsked("default/digits#2", keeper, token_ok=True)
+    another_run = FollowAsked("default/digits#2", keeper, SHOWN)
     assert refused(state.handle(another_run)) is RefusalReason.WRONG_RUN
 
 

@@ -21,9 +21,10 @@ from dlion_api.membership import Member, MemberState
 from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_operator.authority import Authority, Tokens
+from dlion_operator.bearers import Bearer
 from dlion_operator.cluster import Kind
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.coordinator.events import JoinAsked
+from dlion_operator.coordinator.events import JoinAsked, Shown
 from dlion_operator.decisions import Apply, Decision, Delete, OpenRun
 from dlion_operator.exposure import Addresses, WorkerAddresses, told_elsewhere
 from dlion_operator.observed import RunView
@@ -352,7 +353,7 @@ def _join(worker: WorkerIdentity, stream: int, run: str) -> JoinAsked:
         stream=stream,
         run=run,
         worker=worker,
-        token_ok=True,
+        shown=Shown(Bearer()),
         incarnation=1,
         exchange_address=f"{address}:7440",
         measuring_address=f"{address}:7441",

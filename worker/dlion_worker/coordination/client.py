@@ -132,7 +132,12 @@ class CoordinationClient:
         raise.
         """
         announcement = Announcement(
-            self._caller, self._incarnation, self._spec_hash, exchange_address, measuring_address
+            self._caller,
+            self._incarnation,
+            self._spec_hash,
+            exchange_address,
+            measuring_address,
+            self._config.proof_dir,
         )
         with self._lock:
             first = self._announcement is None

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 import grpc
 
 from dlion_api.errors import ContractError
+from dlion_api.trust import JOINING
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, Failure, failure_of
+from dlion_worker.coordination.proving import proof_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,9 +37,11 @@ class Announcement:
     spec_hash: str
     exchange_address: str
     measuring_address: str
+    proof_dir: Path
 
     def request(self, known_version: int) -> coordination_pb2.JoinRequest:
-        """The wire's request, with the token as it stands now. Raises OSError without one."""
+        """The wire's request, with the token as it stands now, proved by the pod's key. Raises
+        OSError without either."""
         return coordination_pb2.JoinRequest(
             run=str(self.caller.job),
             worker=self.caller.wire_worker(),
@@ -46,6 +51,7 @@ class Announcement:
             token=self.caller.token(),
             spec_hash=self.spec_hash,
             known_version=known_version,
+            proof=proof_of(self.proof_dir, job=self.caller.job, use=JOINING),
         )
 
 

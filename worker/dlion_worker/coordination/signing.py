@@ -94,15 +94,14 @@ def _attempt(
     deadline_s: float | None,
 ) -> SignedCertificate | Failure:
     try:
-        run = str(caller.job)
         request = coordination_pb2.SignRequest(
             token=caller.token(),
-            run=run,
+            run=str(caller.job),
             worker=caller.wire_worker(),
             role=role,
             csr_pem=csr_pem,
             addresses=addresses,
-            proof=proof_of(config.proof_dir, run=run, role=role, csr_pem=csr_pem),
+            proof=proof_of(config.proof_dir, job=caller.job, use=role, csr_pem=csr_pem),
         )
         with open_channel(config) as channel:
             stub = coordination_stub(channel)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,10 @@ SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 HELLO_WITHIN_S = 10.0
 """A caller that is let in says who it is at once; this only frees what a mute one holds."""
 
+MAX_LINKS_OF_CALLER = 16
+"""Streams under way by one certificate. A peer has one, another beside it while it is renewed, and
+what its breaks have left."""
+
 ACKNOWLEDGE_AFTER_S = 0.002
 """Writing an acknowledgement costs the receiver a third of its CPU per frame; this is far below the
 time of an iteration, which is what the window holds, and every acknowledgement is as late."""
@@ -54,6 +59,8 @@ class ExchangeService:
         self._links = links
         self._credentials = credentials
         self._pulls = Pulls(links, credentials, state_provider)
+        self._open: Counter[bytes] = Counter()
+        """Streams under way, by their callers' certificates: who says nothing is known by it."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers, for a server; requests and answers stay bytes."""
@@ -66,10 +73,26 @@ class ExchangeService:
         )
 
     async def _link(self, _requests: object, context: Context) -> None:
-        stream = IncomingStream(self._links, self._credentials, context)
-        code, reason = await stream.run()
+        caller = certificate_of(context)
+        if caller is not None and self._open[caller] >= MAX_LINKS_OF_CALLER:
+            words = f"{MAX_LINKS_OF_CALLER} streams by this certificate are open already"
+            self._links.shared.emit(Refused(None, words, kind=PeerRefusal.MALFORMED))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        if caller is not None:
+            self._open[caller] += 1
+        try:
+            stream = IncomingStream(self._links, self._credentials, context)
+            code, reason = await stream.run()
+        finally:
+            self._leave(caller)
         if code is not grpc.StatusCode.OK:
             await context.abort(code, reason, told(stream.refusal))
+
+    def _leave(self, caller: bytes | None) -> None:
+        if caller is not None:
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                del self._open[caller]
 
 
 class IncomingStream:

@@ -12,8 +12,8 @@ from dlion_worker.exchange.client import CHANNEL_OPTIONS
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES
 
 MAX_CALLS = 4096
-"""Under way at once, of all peers: a link and a pull of each, and those that come after them while
-they end. More are refused, and tried again by whoever dials."""
+"""Under way at once, of all peers: of each a link, its successor and a pull. More are refused, and
+tried again by whoever dials. How many of one caller's: `service`, `pulls`."""
 MAX_CALLS_OF_CONNECTION = 8
 """Whoever keeps to the protocol makes one call on each; more of them wait."""
 

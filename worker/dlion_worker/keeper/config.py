@@ -23,7 +23,7 @@ class KeeperConfig:
     """CA bundle that the coordinator's certificate is held against; empty: plain text."""
     token_path: str
     proof_dir: Path
-    """Of this pod alone: where the key is kept that proves who asks for certificates."""
+    """Of this pod alone: where the key is kept that proves whose token is shown."""
     listen_host: str
     port: int
     coordinator_dns_name: str = COORDINATOR_DNS_NAME

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import grpc
 
+from dlion_api.trust import FOLLOWING
 from dlion_api.wire import coordination_pb2
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
+from dlion_worker.coordination.proving import proof_of
 from dlion_worker.keeper.config import KeeperConfig
 from dlion_worker.keeper.recorder import Recorder
 from dlion_worker.keeper.refusals import Refusals
@@ -103,6 +105,7 @@ class Follower:
             taken_sequence=sequence,
             refusals=self._refusals.counts(),
             refused_words=self._refusals.words,
+            proof=proof_of(self._config.proof_dir, job=self._config.job.key, use=FOLLOWING),
         )
 
     def _take(self, update: coordination_pb2.FollowedRecords) -> None:
