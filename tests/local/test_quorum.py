@@ -1,8 +1,8 @@
 """Real runs with `minSites: 2`, of which one site falls silent for a while, or is cut off.
 
-Proves: a site that is alone holds still and says so, makes not one step, and goes on when another
-is back; where others trained meanwhile it takes the state of one of them, and they take nobody's;
-told to end while it holds still it saves and ends.
+Proves: a site that is alone holds still and says so, and that none of its links stands, makes not
+one step, and goes on when another is back; where others trained meanwhile it takes the state of one
+of them, and they take nobody's; told to end while it holds still it saves and ends.
 Left out: weights afterwards (test_quorum.py in tests/property and tests/simulated), being
 told to end on the way back (tests/unit/trainer/test_loop_quorum.py).
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dlion_api.progress import EventRecord
+from dlion_api.progress import EventRecord, LinkRecord
 from local_run import LocalRun, blobs, job_document
 
 SITE_A, SITE_B = (0, 1), 2
@@ -62,6 +62,18 @@ def assert_made_no_step(run: LocalRun, lost: EventRecord, back: EventRecord) -> 
     steps = [step for step in run.steps(lost.rank) if lost.time_s <= step.time_s < back.time_s]
     # One that waited for a peer, which held still, is over with the wait.
     assert {step.iteration for step in steps} <= {lost.iteration}
+
+
+def said_that_it_is_alone(run: LocalRun, lost: EventRecord, back: EventRecord) -> bool:
+    """Whether it told meanwhile that no link of its stands: by that its site knows it waits."""
+    told: dict[float, list[bool]] = {}
+    for record in run.records():
+        if isinstance(record, LinkRecord) and record.rank == lost.rank:
+            told.setdefault(record.time_s, []).append(record.connected)
+    return any(
+        lost.time_s <= time_s < back.time_s and not any(connected)
+        for time_s, connected in told.items()
+    )
 
 
 @pytest.mark.timeout(300)
@@ -114,6 +126,7 @@ def test_a_site_that_was_cut_off_takes_the_others_state(tmp_path: Path) -> None:
         run.process.terminate()
         assert run.finish() == 130
     assert_made_no_step(run, lost, back)
+    assert said_that_it_is_alone(run, lost, back)
     assert rejoined.iteration > lost.iteration + 10
     assert not run.events("FoldedTogether")
     for rank in OTHERS:

@@ -26,11 +26,11 @@ beside a renewal."""
 
 @dataclass(frozen=True)
 class Slowness:
-    """Iterations of all workers, first ones of an incarnation left out."""
+    """Iterations, first ones of an incarnation left out; in lock step each is all workers' own."""
 
     iterations: int
     slow: int
-    """Of them, those longer than twice their worker's median."""
+    """Of them, those longer than twice a worker's median."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +131,22 @@ def _beside_renewals(
     """Iterations that are as long beside a renewal, of either worker, and elsewhere."""
     renewed = EventReason.CERTIFICATE_RENEWED
     moments = [r.time_s for r in records if isinstance(r, EventRecord) and r.reason == renewed]
-    counts = {True: [0, 0], False: [0, 0]}
+    near: dict[int, bool] = {}
     begun: set[tuple[Rank, int]] = set()
     for step in (record for record in records if isinstance(record, StepRecord)):
         if (step.rank, step.incarnation) in begun:
             began_s = step.time_s - step.wall_s
             is_near = any(began_s - NEAR_S <= at_s <= step.time_s + NEAR_S for at_s in moments)
-            counts[is_near][0] += 1
-            counts[is_near][1] += step.iteration in losses[step.rank].slow
+            near[step.iteration] = is_near or near.get(step.iteration, False)
         begun.add((step.rank, step.incarnation))
-    return Slowness(*counts[True]), Slowness(*counts[False])
+    slow = {iteration for loss in losses.values() for iteration in loss.slow}
+    beside, elsewhere = (
+        {iteration for iteration, is_near in near.items() if is_near is wanted}
+        for wanted in (True, False)
+    )
+    return Slowness(len(beside), len(beside & slow)), Slowness(
+        len(elsewhere), len(elsewhere & slow)
+    )
 
 
 def _remade(*sites: SitePods) -> dict[str, int]:

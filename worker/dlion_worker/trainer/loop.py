@@ -162,6 +162,7 @@ class TrainingLoop:
                 if self._standstill.is_behind:
                     return None
                 self._handle(parts.inbox.wait(HOLD_SLICE_S))
+                self.report_links()  # whoever makes no step is to be seen as cut off all the same
                 self._after_step(self.progress)  # a checkpoint may be due
                 continue
             if parts.machine.waiting_for():  # before the first step: what came early may say so
@@ -247,6 +248,7 @@ class TrainingLoop:
             if self.holds_still:  # as those may do who are waited for
                 if self._standstill.is_behind or self._over() is not None:
                     return False
+                self.report_links()
                 self._after_step(self.progress)
         return True
 
