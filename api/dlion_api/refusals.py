@@ -16,7 +16,7 @@ class RefusalReason(StrEnum):
     """Why a call was refused; each has one gRPC status."""
 
     BAD_TOKEN = "BadToken"  # noqa: S105 - not a password; the token is not this worker's
-    REPLAYED_TOKEN = "ReplayedToken"  # noqa: S105 - the token was used before, by another holder
+    REPLAYED_TOKEN = "ReplayedToken"  # noqa: S105 - not by its pod, or once more
     WRONG_RUN = "WrongRun"  # the coordinator serves another run
     UNKNOWN_WORKER = "UnknownWorker"  # no such rank, site, group and index in the manifest here
     SPEC_DIFFERS = "SpecDiffers"  # the worker's manifest is not the coordinator's

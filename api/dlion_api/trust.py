@@ -1,6 +1,6 @@
 """What whoever signs certificates and whoever bears them go by alike: how far they are
-backdated, when one is to be replaced, what is proved by whoever asks for one, and whether two sets
-of authorities are the same."""
+backdated, when one is to be replaced, what a pod proves with its token, and whether two sets of
+authorities are the same."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _without_operators(
         if first < iteration <= last
     }
     discarded = [iteration for iteration in whole.discarded if first < iteration <= last]
-    most = len(waited_s) + len(discarded)
+    most, longer = len(waited_s) + len(discarded), len(whole.slow) + len(discarded)
     figures = {
         "away_s": moments["ready"] - stopped_s,
         "window_s": killed_s - stopped_s,
@@ -284,8 +284,8 @@ def _without_operators(
             f"{_lost(quiet)} of {quiet.iterations}; as long before: {before.iterations}",
             quiet.iterations > 0 and _lost(quiet) == 0),
         Bar(f"nor in all {away_s:.0f} s more than one for each of the two that are killed",
-            f"{most} of {whole.iterations} by waiting ({_lost(whole)} with those in which a core"
-            " was lacking)", whole.iterations > 0 and most <= KILLED),
+            f"{most} of {whole.iterations} by waiting ({longer} with those"
+            " in which a core was lacking)", whole.iterations > 0 and most <= KILLED),
         Bar("a killed trainer rejoins from kept membership while operators are away",
             _after(_since(rejoined_s, killed_s)),
             rejoined_s is not None and rejoined_s < moments["back"]),

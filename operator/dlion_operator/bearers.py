@@ -25,7 +25,7 @@ class Bearer:
 
 @dataclass(frozen=True)
 class Proof:
-    """What came with a request, and held: its key, and how many it has proved."""
+    """What came with a request, and held: its key, and the request's count."""
 
     key_der: bytes = b""
     """Empty: nothing came, as from workers of an earlier release."""

@@ -4,8 +4,7 @@ that a trainer needs no coordinator, and the key by which a pod proves that a to
 Owns these files. Key and certificate stand in the trainer's own folder, readable by its user alone;
 a certificate is used while at least a third of its life is left, and to its end where nobody signs
 a new one. The pod's key stands where both its containers read it. A damaged or foreign file counts
-as missing. See docs/decisions/0004-kept-credentials.md and
-0020-first-bearer.md.
+as missing. See docs/decisions/0004-kept-credentials.md and 0020-first-bearer.md.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CREDENTIALS_FILE = "credentials.json"
 PROOF_KEY_FILE = "proof-key.pem"
 """The pod's, for nothing but to prove who shows its token; it stays the same."""
 PROOF_COUNT_FILE = "proof-count-{}"
-"""How many requests of that use it has proved."""
+"""The highest count of its requests of that use: each has a higher one."""
 LEAST_LIFE_LEFT = 1 / 3
 """With less left, a new certificate is asked for first: they are renewed long before."""
 
@@ -115,18 +114,18 @@ def kept_proof_key(folder: Path | str) -> WorkerKey:
 
 
 def next_count(folder: Path | str, use: str, least: int) -> int:
-    """A count above all that were kept there for that use, and at least so high; kept.
-
-    Raises:
-        OSError: it cannot be kept.
-    """
+    """A count above all that were kept there for that use, and at least so high. It is kept where
+    that can be done: on a full disk a clock that goes on will do."""
     path = Path(folder) / PROOF_COUNT_FILE.format(use)
     try:
         kept = int(path.read_bytes()[:20])
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         kept = 0
     count = max(kept + 1, least)
-    write_atomically(path, b"%d" % count, mode=0o640)
+    try:
+        write_atomically(path, b"%d" % count, mode=0o640)
+    except OSError as error:
+        _LOG.warning("the count of proofs is not kept: %s", error)
     return count
 
 

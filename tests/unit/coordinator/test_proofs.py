@@ -75,6 +75,12 @@ def test_counts_grow_though_the_clock_begins_anew(tmp_path: Path) -> None:
     assert next_count(tmp_path, "join", 7) == 7
 
 
+def test_a_count_that_cannot_be_kept_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / PROOF_COUNT_FILE.format("join")).mkdir()
+    assert next_count(tmp_path, "join", 7) == 7
+    assert next_count(tmp_path, "join", 8) == 8
+
+
 @pytest.mark.parametrize("use", [JOINING, FOLLOWING])
 def test_joining_and_following_are_proved_too(tmp_path: Path, use: str) -> None:
     kind = JoinRequest if use == JOINING else FollowRequest

@@ -18,7 +18,7 @@ def proof_of(
     """The proof for that request, by the key that all processes of the pod keep in that folder.
 
     Raises:
-        OSError: a new key, or the count, cannot be kept.
+        OSError: a new key cannot be kept.
     """
     key = kept_proof_key(folder)
     # Since the machine started, and above what was kept: a sandbox may begin at nought again.

@@ -359,6 +359,7 @@ class Exchange:
     async def _tick(self) -> None:
         """Heartbeats where nothing else is said, and an end to streams that have gone silent."""
         expected_s = time.monotonic() + TICK_S
+        broken: set[Rank] = set()
         while True:
             await asyncio.sleep(max(0.0, expected_s - time.monotonic()))
             now_s = time.monotonic()
@@ -368,7 +369,9 @@ class Exchange:
                 try:
                     watch(link, self._diallers[rank], now_s, late_s)
                 except Exception:  # else one link's defect would leave all of them unwatched
-                    logger.exception("defect: the link to rank %d is not looked after", rank)
+                    if rank not in broken:  # it may fail at every tick
+                        logger.exception("defect: the link to rank %d is not looked after", rank)
+                    broken.add(rank)
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
