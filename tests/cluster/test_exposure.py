@@ -17,6 +17,7 @@ Left out: clouds' load balancers, other proxies, network policies.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from audit import asked_by, refused
 from chart import CHART, NAMESPACE, Helm, merged
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.spec import Job, load_job
+from several_contexts import SeveralContexts, ended
 from site_gateway import ENTRY_POINT, PARENT, PORT, SiteGateway
 from testbed.firewall import Firewall, Opening, open_ports
 from testbed.layout import API_PORT
@@ -56,6 +58,8 @@ ITERATIONS = 10
 TRAINING = [("Training", "2/2", "3/3", 4), ("Training", "2/2", "3/3", 2)]
 """What the sites' statuses say then. A site tells of the links of its own workers."""
 WORKERS = ("-l", "app.kubernetes.io/component=worker")
+STREAMS = (("watch", "digits", "-o", "json"), ("logs", "digits", "--follow"))
+"""What is asked of both clusters with one command, until the run ends."""
 GATEWAYS: Mapping[str, dict[str, Any]] = {
     "site-a": {"route": "TLSRoute", "parent": PARENT},
     "site-b": {"route": "IngressRouteTCP", "entryPoints": [ENTRY_POINT]},
@@ -76,6 +80,8 @@ class TwoSites:
         self.jobs = [replace(site.kubectl, namespace=JOBS) for site in self.sites]
         self.gateways = {s.name: SiteGateway(s, self.folder / s.name) for s in self.sites}
         self.operators_come_in: dict[str, Opening] = {}
+        clusters = {site.name: jobs for site, jobs in zip(self.sites, self.jobs, strict=True)}
+        self.contexts = SeveralContexts(clusters, self.folder)
 
     def install(self, values: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
         """The chart with these; `own` has more for each site."""
@@ -272,14 +278,33 @@ def _job() -> Job:
     return load_job(document).with_room_to_grow()
 
 
+def _check_watched(lines: list[str]) -> None:
+    """Both sites' documents, each to the end of the run."""
+    states: dict[str, list[str]] = {}
+    for line in lines:
+        one = json.loads(line)
+        states.setdefault(one["context"], []).append(one["job"]["status"]["state"])
+    assert {site: each[-1] for site, each in states.items()} == dict.fromkeys(GATEWAYS, "Succeeded")
+    assert all(each[0] == "Training" for each in states.values()), states
+
+
+def _check_followed(lines: list[str]) -> None:
+    """Each line bears its cluster and its worker, and all workers have some."""
+    workers = {line.split(" | ")[0].strip() for line in lines}
+    assert workers == {"site-a/small-0", "site-a/small-1", "site-b/small-0"}, lines[:20]
+
+
 @pytest.mark.slow
 def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.federate()
     with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60):
+        watched, followed = (two_sites.contexts.start(*words) for words in STREAMS)
         for kubectl in two_sites.jobs:
             assert _service_types(kubectl, *WORKERS) == {"NodePort"}
         for kubectl in two_sites.jobs:
             kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=240)
+        _check_watched(ended(watched, within_s=60))
+        _check_followed(ended(followed, within_s=60))
         eventually(
             lambda: not any(_service_types(kubectl, *WORKERS) for kubectl in two_sites.jobs),
             what="ports gone",
@@ -329,6 +354,7 @@ def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
     two_sites.federate_by_gateways()
     job = _job()
     with two_sites.job("Gateway", lambda site: two_sites.operators_come_in[site.name]):
+        _check_followed(two_sites.contexts.said("logs", "digits", "--tail", "2"))
         for site, other in (two_sites.sites, two_sites.sites[::-1]):
             assert _service_types(site.kubectl, "--all-namespaces") == {"ClusterIP"}
             taken = two_sites.gateways[site.name].taken_bytes()

@@ -19,8 +19,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-import yaml
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import CertificateSigningRequestBuilder, Name
@@ -46,6 +43,7 @@ from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from manifest_table import smallest
 from operator_process import OperatorProcess, free_ports
+from several_contexts import SeveralContexts
 from testbed.sites import Testbed
 
 if TYPE_CHECKING:
@@ -330,23 +328,10 @@ def test_two_sites_see_the_whole_job(
 
 def _one_command_shows_both(a: OperatedSite, b: OperatedSite, folder: Path) -> None:
     """`dlion get --contexts`, of one file with a context of each cluster."""
-    merged: dict[str, list[Any]] = {"clusters": [], "users": [], "contexts": []}
-    for site in (a, b):
-        known = yaml.safe_load(Path(site.kubectl.kubeconfig).read_text())
-        own = {"cluster": site.name, "user": site.name, "namespace": site.kubectl.namespace}
-        merged["clusters"].append({**known["clusters"][0], "name": site.name})
-        merged["users"].append({**known["users"][0], "name": site.name})
-        merged["contexts"].append({"name": site.name, "context": own})
-    file = folder / "both.yaml"
-    file.write_text(yaml.safe_dump(merged))
-    command = [sys.executable, "-m", "dlion_cli", "get", "digits", f"--kubeconfig={file}"]
-    done = subprocess.run(
-        [*command, "--contexts=plant-b,plant-a"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    _, *rows = (line.split() for line in done.stdout.splitlines())
+    both = SeveralContexts({site.name: site.kubectl for site in (b, a)}, folder)
+    _, *rows = (line.split() for line in both.said("get", "digits"))
     assert [row[:2] for row in rows] == [["plant-b", "digits"], ["plant-a", "digits"]]
-    assert all("3/3" in row for row in rows), done.stdout
+    assert all("3/3" in row for row in rows), rows
 
 
 def _scaled_is_no_drift(a: OperatedSite, b: OperatedSite) -> None:
