@@ -15,6 +15,8 @@ from local_runs import commit
 
 from dlion_api.atomic_file import write_atomically
 
+Document = dict[str, Any]
+
 FILE = "figures.json"
 
 
@@ -38,15 +40,19 @@ class Measured:
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
     """Of the last minute, when the part ended."""
 
-    def save(self, folder: Path) -> None:
-        """Into that folder."""
-        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=1) + "\n").encode())
+    def save(self, folder: Path, manifest: Document) -> None:
+        """Into that folder, as found with that manifest."""
+        document = {"manifest": manifest, "found": asdict(self)}
+        write_atomically(folder / FILE, (json.dumps(document, indent=1) + "\n").encode())
 
     @classmethod
-    def load(cls, folder: Path) -> Measured | None:
-        """What was saved there; None where nothing was."""
+    def load(cls, folder: Path, manifest: Document) -> Measured | None:
+        """What was saved there with that manifest; None where nothing was."""
         try:
             document = json.loads((folder / FILE).read_text())
         except FileNotFoundError:
             return None
-        return cls(**{**document, "bars": [Bar(**bar) for bar in document["bars"]]})
+        if document.get("manifest") != manifest:
+            return None
+        found = document["found"]
+        return cls(**{**found, "bars": [Bar(**bar) for bar in found["bars"]]})

@@ -9,17 +9,19 @@ As root, on the testbed (tests/support/testbed): three clusters, links of 50, 35
 between them, the chart installed and the bundles exchanged as docs/several-sites.md says,
 `job.yaml` submitted at each; `cipher` learns CIFAR-10 in real pods of 0.7, 0.5 and 0.35 core.
 
-    train      three epochs, seen from every site's status; for each seed
-    alone      the same machines at the same time, each by itself; for each seed
-    cluster    the same job in one cluster, simulated; for each seed
+    train      three epochs, seen from every site's status
+    alone      the same machines at the same time, each by itself
+    cluster    the same job in one cluster, simulated
     cut        the link between two sites cut for 60 s
     isolated   one site cut off from both others for 60 s, with minSites 2
     lost       one site killed as a whole, and brought back
     operators  all operators stopped for two minutes
 
-What a part has found stays in OUT, with the logs of all pods; the same command goes on where it
-was broken off. Prints a table of bars with the commit of each; exit code 1 where one is missed or
-a part is not there. The testbed goes with the command, also on Ctrl-C and SIGTERM.
+Each part runs once for each seed, one seed after the other. What it has found stays in OUT, with
+the logs of all pods; the same command goes on where it was broken off, at a later commit, too,
+while manifest and exposure are the same. Prints a table of bars with the commit of each; exit code
+1 where one is missed or a part is not there. The testbed goes with the command, also on Ctrl-C and
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -43,22 +45,21 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests" / "support")]
 import faults  # noqa: E402
 import undisturbed  # noqa: E402
 import yaml  # noqa: E402
-from federated_sites import MBIT_PER_S, Document, federated  # noqa: E402
+from federated_sites import MBIT_PER_S, Document, FederatedSites, federated  # noqa: E402
 from federated_training import Setting  # noqa: E402
 from measured import Measured  # noqa: E402
 from one_cluster import one_cluster  # noqa: E402
 from pairs import SIMULATED, pairs  # noqa: E402
 
-BY_SEED: dict[str, Callable[[Setting], Measured]] = {
+REAL: dict[str, Callable[[Setting], Measured]] = {
     "train": undisturbed.train,
     "alone": undisturbed.alone,
-}
-ONCE: dict[str, Callable[[Setting], Measured]] = {
     "cut": faults.cut,
     "isolated": faults.isolated,
     "lost": faults.lost,
     "operators": faults.operators,
 }
+PARTS = ("train", "alone", SIMULATED, "cut", "isolated", "lost", "operators")
 
 
 def main() -> int:
@@ -66,12 +67,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     manifest = yaml.safe_load((HERE / "job.yaml").read_text())
     manifest["spec"]["network"]["exposure"] = arguments.exposure
-    folders = _folders(arguments)
+    planned = _planned(arguments, manifest)
     if not arguments.report:
-        _measure(arguments, manifest, {
-            name: folder for name, folder in folders.items() if Measured.load(folder) is None
-        })  # fmt: skip
-    found = {name: Measured.load(folder) for name, folder in folders.items()}
+        _measure(arguments, [part for part in planned if part.found() is None])
+    found = {part.folder.name: part.found() for part in planned}
     there = {name: measured for name, measured in found.items() if measured is not None}
     return max(_report(there, arguments), int(len(there) < len(found)))
 
@@ -79,10 +78,8 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
-    parser.add_argument(
-        "--only", nargs="*", choices=[*BY_SEED, SIMULATED, *ONCE], help="parts, in the order given"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="runs of train, alone and cluster")
+    parser.add_argument("--only", nargs="*", choices=PARTS, help="parts, in the order given")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each part")
     parser.add_argument("--exposure", choices=["PodNetwork", "NodePort"], default="PodNetwork")
     parser.add_argument("--threads", type=int, default=2, help="of the simulation")
     parser.add_argument("--out", type=Path, default=Path("runs/three-sites"))
@@ -100,51 +97,60 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + signal.SIGTERM)
 
 
-def _folders(arguments: argparse.Namespace) -> dict[str, Path]:
-    """Of each part that is asked for, by its name; parts of several seeds have one for each."""
-    names: list[str] = []
-    for part in arguments.only or [*BY_SEED, SIMULATED, *ONCE]:
-        seeds = range(1, arguments.seeds + 1)
-        names += [part] if part in ONCE else [f"{part}-{seed}" for seed in seeds]
-    return {name: arguments.out / name for name in names}
+@dataclass(frozen=True)
+class Planned:
+    """One part with one seed."""
+
+    part: str
+    manifest: Document
+    folder: Path
+
+    def found(self) -> Measured | None:
+        """What it has found with this manifest, if it was run."""
+        return Measured.load(self.folder, self.manifest)
 
 
-def _measure(arguments: argparse.Namespace, manifest: Document, folders: dict[str, Path]) -> None:
-    for folder in folders.values():
-        folder.mkdir(parents=True, exist_ok=True)
-    simulated = [name for name in folders if name.startswith(SIMULATED)]
-    real = [name for name in folders if name not in simulated]
+def _planned(arguments: argparse.Namespace, manifest: Document) -> list[Planned]:
+    """The parts asked for, each with every seed, all parts of a seed before the next."""
+    planned = []
+    for seed in range(1, arguments.seeds + 1):
+        seeded = copy.deepcopy(manifest)
+        seeded["spec"]["trainer"]["seed"] = seed
+        planned += [
+            Planned(part, seeded, arguments.out / f"{part}-{seed}")
+            for part in arguments.only or PARTS
+        ]
+    return planned
+
+
+def _measure(arguments: argparse.Namespace, planned: list[Planned]) -> None:
+    for each in planned:
+        each.folder.mkdir(parents=True, exist_ok=True)
+    real = [each for each in planned if each.part in REAL]
     if real:
         with tempfile.TemporaryDirectory(prefix="dlion-sites-") as made:
             print("three sites are brought up", file=sys.stderr, flush=True)
             with federated(arguments.data, Path(made), exposure=arguments.exposure) as sites:
-                for name in real:
-                    _measure_one(Setting(sites, _seeded(manifest, name), folders[name]), name)
-    for name in simulated:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        seeded = _seeded(manifest, name)
-        found = one_cluster(seeded, arguments.data.resolve(), folders[name], arguments.threads)
-        found.save(folders[name])
+                for each in real:
+                    _measure_one(each, sites)
+    for each in planned:
+        if each.part == SIMULATED:
+            print(f"{each.folder.name} ...", file=sys.stderr, flush=True)
+            data = arguments.data.resolve()
+            found = one_cluster(each.manifest, data, each.folder, arguments.threads)
+            found.save(each.folder, each.manifest)
 
 
-def _measure_one(setting: Setting, name: str) -> None:
+def _measure_one(planned: Planned, sites: FederatedSites) -> None:
     """One part; where it fails that is said, and the others may still be measured."""
+    name = planned.folder.name
     print(f"{name} ...", file=sys.stderr, flush=True)
-    part = BY_SEED.get(name.partition("-")[0]) or ONCE[name]
+    setting = Setting(sites, copy.deepcopy(planned.manifest), planned.folder)
     try:
-        part(setting).save(setting.out)
+        REAL[planned.part](setting).save(planned.folder, planned.manifest)
     except Exception:  # noqa: BLE001 - whatever it is, it is told whole
         traceback.print_exc()
-        print(f"{name} failed: see {setting.out}", file=sys.stderr, flush=True)
-
-
-def _seeded(manifest: Document, name: str) -> Document:
-    """The manifest with the seed that the part's name ends in, if it does."""
-    document = copy.deepcopy(manifest)
-    seed = name.partition("-")[2]
-    if seed:
-        document["spec"]["trainer"]["seed"] = int(seed)
-    return document
+        print(f"{name} failed: see {planned.folder}", file=sys.stderr, flush=True)
 
 
 def _report(found: dict[str, Measured], arguments: argparse.Namespace) -> int:
