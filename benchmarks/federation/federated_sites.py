@@ -62,6 +62,11 @@ class FederatedSites:
         """Of all sites, in the manifest's order."""
         return tuple(self.testbed.sites)
 
+    @property
+    def listed(self) -> Path:
+        """The list of all sites with their addresses and bundles."""
+        return self.folder / "sites.yaml"
+
     def kubectl(self, site: str) -> Kubectl:
         """For the jobs' namespace there."""
         return replace(self.testbed.site(site).kubectl, namespace=JOBS)
@@ -174,7 +179,10 @@ def federated(data: Path, folder: Path, *, exposure: str) -> Iterator[FederatedS
     images = build_images()
     shared: Document = {
         "images": {"pullPolicy": "Never"},
-        "federation": {"service": {"type": "NodePort", "nodePort": FEDERATION_PORT}},
+        "federation": {
+            "service": {"type": "NodePort", "nodePort": FEDERATION_PORT},
+            "measureOnDemand": True,
+        },
         "networkPolicies": {"jobNamespaces": [JOBS]},
     }
     for image in images:
@@ -237,12 +245,11 @@ def _federate(made: FederatedSites) -> None:
     for entry in listed["sites"]:
         address = made.testbed.site(entry["name"]).nodes[0].layout.address
         entry["address"] = f"{address}:{FEDERATION_PORT}"
-    sites_file = folder / "sites.yaml"
-    sites_file.write_text(yaml.safe_dump(listed))
-    made.dlion("trust", "verify", str(sites_file))
+    made.listed.write_text(yaml.safe_dump(listed))
+    made.dlion("trust", "verify", str(made.listed))
     values = ("all-sites.yaml", "sites.yaml")
     at_each(made.names, lambda site: _chart(made, site, *values, f"{site}.yaml"))
-    check = ("preflight", str(sites_file), "--contexts", contexts)
+    check = ("preflight", str(made.listed), "--contexts", contexts)
 
     def passes() -> bool:
         try:

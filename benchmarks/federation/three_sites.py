@@ -9,6 +9,7 @@ As root, on the testbed (tests/support/testbed): three clusters, links of 50, 35
 between them, the chart installed and the bundles exchanged as docs/several-sites.md says,
 `job.yaml` submitted at each; `cipher` learns CIFAR-10 in real pods of 0.7, 0.5 and 0.35 core.
 
+    links      what each link carries, as `dlion preflight --bandwidth` finds it
     train      three epochs, seen from every site's status
     alone      the same machines at the same time, each by itself
     cluster    the same job in one cluster, simulated
@@ -47,11 +48,13 @@ import undisturbed  # noqa: E402
 import yaml  # noqa: E402
 from federated_sites import MBIT_PER_S, Document, FederatedSites, federated  # noqa: E402
 from federated_training import Setting  # noqa: E402
+from links import links  # noqa: E402
 from measured import Measured  # noqa: E402
 from one_cluster import one_cluster  # noqa: E402
 from pairs import SIMULATED, pairs  # noqa: E402
 
 REAL: dict[str, Callable[[Setting], Measured]] = {
+    "links": links,
     "train": undisturbed.train,
     "alone": undisturbed.alone,
     "cut": faults.cut,
@@ -59,7 +62,7 @@ REAL: dict[str, Callable[[Setting], Measured]] = {
     "lost": faults.lost,
     "operators": faults.operators,
 }
-PARTS = ("train", "alone", SIMULATED, "cut", "isolated", "lost", "operators")
+PARTS = ("links", "train", "alone", SIMULATED, "cut", "isolated", "lost", "operators")
 
 
 def main() -> int:
