@@ -162,13 +162,16 @@ def test_runs_of_the_same_seed_are_held_against_each_other(
     assert [bar.met for bar in bars] == met
 
 
-def test_what_was_measured_is_kept(tmp_path: Path) -> None:
+def test_what_was_measured_is_kept_with_its_manifest(tmp_path: Path) -> None:
     from measured import Bar, Measured
 
-    assert Measured.load(tmp_path) is None
+    manifest = {"spec": {"network": {"exposure": "PodNetwork"}}}
+    assert Measured.load(tmp_path, manifest) is None
     made = Measured("cut", {"pause_s": 8.5}, [Bar("goes on", "8.5 s", met=True)])
-    made.save(tmp_path)
-    assert Measured.load(tmp_path) == made
+    made.save(tmp_path, manifest)
+    assert Measured.load(tmp_path, manifest) == made
+    other = {"spec": {"network": {"exposure": "NodePort"}}}
+    assert Measured.load(tmp_path, other) is None
 
 
 def test_documents_of_a_watch_are_told_apart_by_their_lines() -> None:
