@@ -55,7 +55,7 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "folding": Mutation(
         "policies/folding.py",
-        "self._hold_with(theirs)",
+        "self._hold_besides(theirs, then)",
         "pass",
         "tests/property/test_folding.py",
     ),

@@ -22,7 +22,7 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
 from dlion_worker.policies.folding import FoldingMachine
-from dlion_worker.policies.held import encode_held, lacking
+from dlion_worker.policies.held import MOST_SAMPLES, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
     Fold,
     Layout,
@@ -228,6 +228,56 @@ def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
         assert machine.next_iteration() == expected
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    apart=st.integers(1, 20),
+    under_way=st.integers(0, 60),
+    local_batch_sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_trained_while_weights_are_on_their_way_is_kept(
+    seed: int, apart: int, under_way: int, local_batch_sizes: list[int]
+) -> None:
+    """Also where they are longer under way than the link was down."""
+    least = 10 * sum(local_batch_sizes)
+    cluster = SplitCluster(local_batch_sizes, seed, least_samples=least)
+    cluster.rate = np.float32(1)
+    gradient_D = np.ones(cluster.layout.size, np.float32)
+    one, other = cluster.ranks[:1], cluster.ranks[1:]
+
+    def rounds(count: int, *, folding: bool = True) -> None:
+        """In each, every worker goes on by one, whomever it hears."""
+        for _ in range(count):
+            for rank in cluster.ranks:
+                cluster.step(rank, gradient_D)
+            for source, target in cluster.links:
+                queue = cluster.links[source, target]
+                held_back = [m for m in queue if m.kind is MessageKind.FOLD and not folding]
+                for message in [m for m in queue if m not in held_back]:
+                    queue.remove(message)
+                    cluster.handle(target, MessageArrived(source, message))
+
+    rounds(2)
+    cluster.cut(one)
+    samples = [sum(local_batch_sizes[rank] for rank in group) for group in (one, other)]
+    rounds(least // min(samples) + apart)
+    for group in (one, other):
+        for rank in group:
+            cluster.replicas[rank].weights_D[:] = len(group)
+    cluster.heal(one)
+    began = cluster.replicas[cluster.ranks[0]].iteration
+    rounds(under_way, folding=False)
+    rounds(4)
+    made = cluster.replicas[cluster.ranks[0]].iteration - began
+    mean = (samples[0] * len(one) + samples[1] * len(other)) / sum(samples)
+    assert cluster.folds() == len(local_batch_sizes)
+    for weights_D in cluster.weights():  # but for an iteration while the question was under way
+        np.testing.assert_allclose(weights_D, mean - made, atol=2.5)
+    rounds(1)
+    held = [replica.machine.held for replica in cluster.replicas.values()]
+    assert max(lacking(a, b) for a in held for b in held) < least
+
+
 def test_three_groups_that_meet_one_after_another() -> None:
     cluster = SplitCluster([2, 3, 4], seed=1)
     cluster.lockstep(1)
@@ -288,6 +338,15 @@ def test_what_is_lacking() -> None:
     assert lacking({}, {}) == 0
     assert lacking({Rank(0): 5}, {Rank(0): 3, Rank(1): 7}) == 7
     assert lacking({Rank(0): 3}, {Rank(0): 5}) == 2
+
+
+def test_a_count_that_a_peer_has_driven_up_stays_at_what_peers_take() -> None:
+    cluster = SplitCluster([4, 4], seed=0)
+    machine = cluster.replicas[Rank(0)].machine
+    machine.handle(held_message({Rank(1): MOST_SAMPLES}))
+    cluster.lockstep(2)
+    assert machine.held[Rank(1)] == MOST_SAMPLES
+    assert decode_held(encode_held(machine.held), cluster.ranks)[0] == machine.held
 
 
 def asked(cluster: SplitCluster) -> Machine:

@@ -94,9 +94,8 @@ class WeightsCluster(Cluster):
                 replica.weights_D += update_D
             case Replace(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
-            case Fold(weights_D=weights_D, own_samples=own, their_samples=theirs):
-                replica.weights_D *= np.float32(own / (own + theirs))
-                replica.weights_D += np.float32(theirs / (own + theirs)) * weights_D
+            case Fold(weights_D=weights_D, own_samples=own, their_samples=theirs, since_D=since_D):
+                replica.weights_D += np.float32(theirs / (own + theirs)) * (weights_D - since_D)
             case Send(peer=peer, message=message):
                 copied = replace(message, payload=bytes(message.payload))
                 self.links[replica.rank, peer].append(copied)

@@ -85,11 +85,15 @@ def test_a_transfer_merges_weights_and_leaves_moments_alone(replica: LocalReplic
 
 
 def test_a_fold_merges_weights_and_begins_moments_anew(replica: LocalReplica) -> None:
-    own_D, other_D = replica.model.weights_D.copy(), other_weights(replica)
+    asking_D, other_D = replica.model.weights_D.copy(), other_weights(replica)
+    descend(replica, iteration=2)
+    since_D = replica.model.weights_D - asking_D
 
-    replica.fold(other_D, FRACTION)
+    replica.fold(other_D, FRACTION, asking_D)
 
-    np.testing.assert_allclose(replica.model.weights_D, merged(own_D, other_D), atol=1e-6)
+    expected_D = merged(asking_D, other_D) + since_D
+    assert abs(since_D).max() > 1e-4
+    np.testing.assert_allclose(replica.model.weights_D, expected_D, atol=1e-6)
     assert not replica.optimizer.flat_state().any()
 
 

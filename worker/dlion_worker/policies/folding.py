@@ -8,9 +8,10 @@ lacks some of it asks the lowest rank that has it for its weights, and goes to
 
     (m1 w1 + m2 w2) / (m1 + m2),
 
-m1 the samples that it holds and the other does not, m2 the other way round. From then on it holds
-both, says so to all who may lack some, and folds nothing of it again. One that held still (m1 = 0)
-takes the other's weights. What the exchange of gradients makes up for by itself, less than
+m1 the samples that it holds and the other does not, m2 the other way round, both as of when it
+asked: what it trains on while the weights are on their way stays whole. From then on it holds both,
+says so to all who may lack some, and folds nothing of it again. One that held still (m1 = 0) takes
+the other's weights. What the exchange of gradients makes up for by itself, less than
 `least_samples`, moves no weights.
 
 The side that is behind also takes up at the iteration where the other is: far apart neither would
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
-from dlion_worker.policies.held import Held, decode_held, encode_held, lacking
+from dlion_worker.policies.held import MOST_SAMPLES, Held, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
     Event,
     Fold,
@@ -51,7 +52,7 @@ from dlion_worker.policies.interface import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dlion_worker.policies.interface import Machine, Value
+    from dlion_worker.policies.interface import Flat, Machine, Value
 
 _KINDS = frozenset({MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD})
 _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
@@ -112,6 +113,7 @@ class FoldingMachine:
         self._asked: Rank | None = None
         self._held_asking: Held = {}
         """What was held here then: of samples that both have taken since neither lacks any."""
+        self._weights_asking_D: Flat | None = None
         self._answerable: set[Rank] = set()
         """Peers that have been told what is held here and have not asked for it since."""
 
@@ -186,11 +188,20 @@ class FoldingMachine:
     def _count(self, rank: Rank, iteration: int, samples: int) -> None:
         if samples and iteration > self._heard.get(rank, 0):
             self._heard[rank] = iteration
-            self._held[rank] = self._held.get(rank, 0) + samples
+            self._held[rank] = min(self._held.get(rank, 0) + samples, MOST_SAMPLES)
 
     def _hold_with(self, others: Mapping[Rank, int]) -> None:
         for rank, samples in others.items():
             self._held[rank] = max(samples, self._held.get(rank, 0))
+
+    def _hold_besides(self, others: Mapping[Rank, int], then: Held) -> None:
+        """What others hold, and where that is more than is under way at any time, what has been
+        counted since `then` was held besides."""
+        for rank, samples in others.items():
+            before, now = then.get(rank, 0), self._held.get(rank, 0)
+            is_missed = (samples - before) * len(others) >= self._least_samples
+            since = now - before if is_missed else 0
+            self._held[rank] = min(max(samples + since, now), MOST_SAMPLES)
 
     def _place(self, peer: Rank, iteration: int) -> None:
         """That peer has done that iteration."""
@@ -226,7 +237,7 @@ class FoldingMachine:
         return self._ask()
 
     def _over(self) -> None:
-        self._asked = None
+        self._asked = self._weights_asking_D = None
         self._folding(False)
 
     def _tell(self, peer: Rank) -> Send:
@@ -242,6 +253,7 @@ class FoldingMachine:
         for peer in sorted(self._said):
             if lacking(self._held, self._said[peer]) >= self._least_samples:
                 self._asked, self._held_asking = peer, dict(self._held)
+                self._weights_asking_D = self._replica.weights_D.copy()
                 self._folding(True)
                 return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._iteration))]
         return []
@@ -289,14 +301,14 @@ class FoldingMachine:
         if self._asked != sender:
             return []  # it came too late, or again
         self._said.pop(sender, None)
+        then, then_D = self._held_asking, self._weights_asking_D
         self._over()
         theirs, coded = decode_held(message.payload, self._ranks)
         others_D = decode_weights(coded, self._size)
-        if not lacking(self._held, theirs):
+        if then_D is None or not lacking(then, theirs):
             return self._ask()
-        then = self._held_asking
-        meeting = Fold(others_D, lacking(theirs, then), lacking(then, theirs), sender)
-        self._hold_with(theirs)
+        meeting = Fold(others_D, lacking(theirs, then), lacking(then, theirs), sender, then_D)
+        self._hold_besides(theirs, then)
         return [
             meeting,
             *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),

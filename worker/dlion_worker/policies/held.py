@@ -21,7 +21,8 @@ Held = dict[Rank, int]
 
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<IQ")
-_MOST_SAMPLES = 2**53
+MOST_SAMPLES = 2**53
+"""Of a worker: what more is counted stays at that."""
 
 
 def lacking(held: Mapping[Rank, int], others: Mapping[Rank, int]) -> int:
@@ -56,6 +57,6 @@ def decode_held(payload: bytes | memoryview, ranks: Collection[int]) -> tuple[He
         raise ContractError("samples that weights hold, cut short or of one worker twice")
     if unknown := [rank for rank in held if rank not in ranks]:
         raise ContractError(f"samples of worker {unknown[0]}: none of this run's")
-    if max(held.values(), default=0) > _MOST_SAMPLES:
-        raise ContractError(f"{max(held.values())} samples; allowed: {_MOST_SAMPLES}")
+    if max(held.values(), default=0) > MOST_SAMPLES:
+        raise ContractError(f"{max(held.values())} samples; allowed: {MOST_SAMPLES}")
     return held, whole[end:]

@@ -194,12 +194,17 @@ class Mix:
 @dataclass(frozen=True)
 class Fold:
     """w <- (m1 w + m2 weights_D) / (m1 + m2), m1 `own_samples` and m2 `their_samples`: what each
-    side has trained on and the other has not. The optimizer's moments begin anew."""
+    side has trained on and the other has not. The optimizer's moments begin anew.
+
+    `since_D`: what w was when `weights_D` were asked for. What it has taken since, from both sides,
+    stays whole, as in `Mix`.
+    """
 
     weights_D: Flat
     own_samples: int
     their_samples: int
     sender: Rank
+    since_D: Flat
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Instructions:
 
     def _fold(self, fold: Fold) -> None:
         samples = fold.own_samples + fold.their_samples
-        self._replica.fold(fold.weights_D, fold.their_samples / samples)
+        self._replica.fold(fold.weights_D, fold.their_samples / samples, fold.since_D)
         self._reporter.event(
             EventReason.FOLDED_TOGETHER,
             f"met worker {fold.sender} at the mean of what both trained on apart: "

@@ -66,10 +66,10 @@ class LocalReplica:
             else:
                 weights_D += np.float32(fraction) * (other_D - since_D)
 
-    def fold(self, other_D: Flat, fraction: float) -> None:
+    def fold(self, other_D: Flat, fraction: float, since_D: Flat) -> None:
         """As `mix`, and the optimizer begins anew: where its moments point is a way on from weights
         that both sides have left, and theirs would drive the two apart again."""
-        self.mix(other_D, fraction)
+        self.mix(other_D, fraction, since_D)
         with self._lock:
             self.optimizer.reset()
 
