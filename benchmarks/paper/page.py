@@ -1,11 +1,10 @@
-"""The results as a page part in Markdown, with a picture for each comparison.
+"""The results as a page in Markdown, with a picture for each comparison and environment.
 
-Reads what `dlion compare` wrote; judges by `bars`. Draws nothing: pictures are compare's.
+Judged by `bars`, drawn as `dlion compare` draws. Runs nothing.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,13 @@ from bars import (
 )
 from published import BASELINES, FORMS, WEIGHTED, Comparison
 
+from dlion_worker.results.comparison import Goal
+from dlion_worker.results.report.comparison_picture import write_comparison
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from records import Piece
 
 NOT_KNOWN = "-"
 NAME = "paper"
@@ -31,8 +35,8 @@ NAME = "paper"
 
 def write_page(
     folder: Path,
+    pieces: Sequence[Piece],
     results: Results,
-    pictures: dict[str, Path],
     judged: Sequence[Verdict],
     head: str,
     *,
@@ -47,15 +51,26 @@ def write_page(
     title = "# The published evaluations" + (f", {edition} edition" if edition else "")
     parts = [title, "", head, "", *_bars(judged)]
     for name, (comparison, document) in results.items():
-        picture = f"images/{name_of_all}-{name}.svg"
-        shutil.copyfile(pictures[name], folder / picture)
+        own = [piece for piece in pieces if piece.comparison.name == name]
         parts += ["", f"## {name}", "", _facts(comparison, document)]
-        for environment in environments(document):
-            parts += ["", *_tables(comparison, document, environment)]
-        parts += ["", f"![{name}: accuracy, and time to the target]({picture})"]
+        if missing := _missing(comparison, document):
+            parts += ["", f"**Not run yet: {', '.join(missing)}.**"]
+        for piece in own:
+            place = piece.rows[0].environment
+            picture = f"images/{name_of_all}-{name}-{place}.svg"
+            goal = Goal(document["targetAccuracy"], document["seconds"])
+            write_comparison(piece.rows, goal, folder / picture, title=f"{name}, {place}")
+            parts += ["", f"### {name} in {place}", "", f"Run at {piece.commit}.", ""]
+            parts += _tables(comparison, document, place)
+            parts += ["", f"![{name} in {place}: accuracy, and time to the target]({picture})"]
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
+
+
+def _missing(comparison: Comparison, document: Document) -> list[str]:
+    there = environments(document)
+    return [name for place in comparison.environments if (name := Path(place).stem) not in there]
 
 
 def _facts(comparison: Comparison, document: Document) -> str:
@@ -64,10 +79,11 @@ def _facts(comparison: Comparison, document: Document) -> str:
         f"{family} {', '.join(f'{rate:g}' for rate in rates)}"
         for family, rates in comparison.grids.items()
     )
+    tuned_in = Path(comparison.tuned_in).stem
     return (
         f"`{file}`, {comparison.workers} workers, global batch {comparison.batch} at the start, "
         f"{document['seconds']:g} virtual seconds, target {document['targetAccuracy']:.0%}. "
-        f"Learning rates tried: {grids}."
+        f"Learning rates tried in `{tuned_in}`: {grids}."
     )
 
 
@@ -75,7 +91,7 @@ def _bars(judged: Sequence[Verdict]) -> list[str]:
     lines = ["| part | what | bar | measured | |", "|---|---|---|---|---|"]
     for one in judged:
         value = NOT_KNOWN if one.value is None else f"{one.value:.2f}"
-        word = "" if one.met is None else "met" if one.met else "**missed**"
+        word = one.why or {None: "", True: "met", False: "**missed**"}[one.met]
         value = f"over {value}" if one.at_least else value
         lines.append(f"| {one.part} | {one.what} | {one.bar} | {value} | {word} |")
     return lines

@@ -2,7 +2,8 @@
 
 A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
 with the published network; only what is learnt from a sample is less. So the systems stand in the
-same trade between computing and sending, and a laptop gets through all of it.
+same trade between computing and sending. Runs last half as long in virtual time, to a lower target,
+and a laptop gets through all of it in some hours.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from dlion_worker.environments import load_environment
 
 NAME = "reduced"
 PROGRAM = HERE / NAME / "cifar10.py"
-PARAMETERS = 38_570
+PARAMETERS = 39_178
 """Of the network in PROGRAM."""
 
 REPLACED: Mapping[Path, int] = {CIFAR10: 1_147_466, SLIDES: 4_224_970}
 """Parameters of the network that each manifest names: `cipher`, `cnn17`."""
 
-TARGETS: Mapping[str, float] = {"fedat": 0.35}
-TARGET = 0.4
+TIME = 0.5
+"""Of the published virtual time."""
+
+TARGETS: Mapping[str, float] = {"fedat": 0.3}
+TARGET = 0.35
 """Mean accuracy over replicas that stands for the published one, where TARGETS says no other."""
 
 _RATES = ("mbitPerS", "uplinkMbitPerS", "downlinkMbitPerS", "betweenSitesMbitPerS")
@@ -54,6 +58,7 @@ class Reduction:
             environments=tuple(places[name] for name in comparison.environments),
             tuned_in=places[comparison.tuned_in or comparison.environments[0]],
             target=TARGETS.get(comparison.part, TARGET),
+            seconds=round(TIME * comparison.seconds),
         )
 
     def _slowed(self, name: str, factor: float) -> str:

@@ -4,13 +4,15 @@
     python benchmarks/paper/run.py --data DIR --check        validate everything, run nothing
     python benchmarks/paper/run.py --data DIR --scale 0.02 --seeds 1 --only delays    only a look
     python benchmarks/paper/run.py --data DIR --reduced      a small network, links to match
+    python benchmarks/paper/run.py --reduced --page docs --remake    the page, of what is recorded
 
 `--data` holds cifar10/ and mnist/ with train.tfrecord and test.tfrecord each. Every part is one
-call of `dlion compare` or several (published.py says which); the same command goes on where it was
-broken off. Says first how long it will take at most, from gradients measured on this machine.
-Writes `results.json` and a page with pictures (`paper.md`) to OUT, and to `--page DIR` where all
-was run at full scale with five seeds. `--reduced` has a page of its own (`paper-reduced.md`), which
-may hold some parts and environments alone, and says which. Exit code 1 where a bar is missed.
+call of `dlion compare` or several for each environment (published.py says which); the same command
+goes on where it was broken off. Says first how long it will take at most, from gradients measured
+on this machine. Writes `results.json` and a page with pictures (`paper.md`) of these runs to OUT.
+`--page DIR` records the figures of each environment in the repository (records.py) as soon as its
+runs are done, at full scale and with five seeds, and puts a page of all that is recorded there.
+`--reduced` has figures and a page of its own. Exit code 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import estimate
 from bars import Results, verdicts
 from page import write_page
-from published import Comparison, comparisons
+from published import Comparison, comparisons, scaled_seconds
+from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
 from reduced_edition import PARAMETERS, Reduction
 
 from dlion_api.atomic_file import write_atomically
-from dlion_cli.compare import COMPARISON, PICTURE, compare
+from dlion_cli.compare import COMPARISON, compare
+from dlion_worker.results.comparison import Row
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from local_runs import commit
@@ -44,6 +48,8 @@ FULL_SEEDS = 5
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.remake:
+        return _report(_all_recorded(arguments), arguments, arguments.page)
     chosen = _chosen(arguments)
     if not chosen:
         sys.exit("nothing is left to run: look at --only and --environments")
@@ -54,19 +60,17 @@ def main() -> int:
     _tell_time(chosen, arguments)
     if arguments.estimate:
         return 0
-    results: dict[str, tuple[Comparison, Any]] = {}
-    for comparison in chosen:
-        print(f"\n== {comparison.name} ==", flush=True)
-        _run(comparison, arguments)
-        text = (_folder(comparison, arguments) / COMPARISON).read_text()
-        results[comparison.name] = (comparison, json.loads(text))
-    return _report(results, arguments)
+    pieces = [_run(one, arguments) for whole in chosen for one in _by_environment(whole)]
+    missed = _report(pieces, arguments, _root(arguments))
+    if arguments.page:
+        _report(_all_recorded(arguments), arguments, arguments.page)
+    return missed
 
 
 def _arguments() -> argparse.Namespace:
     parts = list(dict.fromkeys(one.part for one in comparisons()))
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="holds cifar10/ and mnist/")
+    parser.add_argument("--data", type=Path, help="holds cifar10/ and mnist/")
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART",
                         help=f"of {', '.join(parts)}; without it all but gpu")  # fmt: skip
     parser.add_argument("--environments", nargs="+", metavar="NAME", help="these alone")
@@ -77,7 +81,9 @@ def _arguments() -> argparse.Namespace:
                         help="a small network, and links slower in proportion")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
-    parser.add_argument("--page", type=Path, metavar="DIR", help="put the page part there as well")
+    parser.add_argument("--page", type=Path, metavar="DIR",
+                        help="record figures, and put a page of all recorded there")  # fmt: skip
+    parser.add_argument("--remake", action="store_true", help="run nothing: only that page")
     parser.add_argument(
         "--estimate", action="store_true", help="say how long it takes, run nothing"
     )
@@ -85,10 +91,13 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not 0 < arguments.scale <= 1 or arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--scale is above 0 and at most 1; --seeds and --jobs are at least 1")
-    is_look = arguments.scale < 1 or arguments.seeds < FULL_SEEDS
-    is_partial = not arguments.reduced and (arguments.only or arguments.environments)
-    if arguments.page and (is_look or is_partial):
-        parser.error(f"--page takes everything at full scale, with {FULL_SEEDS} seeds")
+    arguments.is_look = arguments.scale < 1 or arguments.seeds < FULL_SEEDS
+    if arguments.page and arguments.is_look:
+        parser.error(f"--page takes runs at full scale, with {FULL_SEEDS} seeds")
+    if arguments.remake and not arguments.page:
+        parser.error("--remake takes --page DIR")
+    if not arguments.remake and not arguments.data:
+        parser.error("--data DIR is missing: it holds cifar10/ and mnist/")
     arguments.edition = REDUCED if arguments.reduced else ""
     return arguments
 
@@ -96,23 +105,41 @@ def _arguments() -> argparse.Namespace:
 def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
     """The comparisons asked for, each with the environments asked for."""
     chosen = []
-    for one in comparisons():
+    for one in _edition(arguments):
         by_default = arguments.check or one.part != "gpu"
         if not (one.part in arguments.only if arguments.only else by_default):
             continue
-        # Rates are chosen where they are chosen in a whole run.
-        tuned_in = one.tuned_in or one.environments[0]
         places = tuple(
             place
             for place in one.environments
-            if not arguments.environments or place in arguments.environments
+            if not arguments.environments or Path(place).stem in arguments.environments
         )
         if places:
-            chosen.append(replace(one, environments=places, tuned_in=tuned_in))
+            chosen.append(replace(one, environments=places))
+    return chosen
+
+
+def _edition(arguments: argparse.Namespace) -> list[Comparison]:
+    """Everything. Rates are chosen in the first environment, whichever are asked for."""
+    every = [replace(one, tuned_in=one.tuned_in or one.environments[0]) for one in comparisons()]
     if not arguments.reduced:
-        return chosen
+        return every
     reduction = Reduction(_root(arguments) / "environments")
-    return [small for one in chosen if (small := reduction.of(one)) is not None]
+    return [small for one in every if (small := reduction.of(one)) is not None]
+
+
+def _by_environment(comparison: Comparison) -> list[Comparison]:
+    return [replace(comparison, environments=(place,)) for place in comparison.environments]
+
+
+def _all_recorded(arguments: argparse.Namespace) -> list[Piece]:
+    """Of the edition, in the order of the page."""
+    found = (
+        recorded(arguments.edition, one)
+        for whole in _edition(arguments)
+        for one in _by_environment(whole)
+    )
+    return [piece for piece in found if piece is not None]
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -158,31 +185,48 @@ def _tell_time(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
     print(f"  together: {total_s / 3600:.1f} h", flush=True)
 
 
-def _run(comparison: Comparison, arguments: argparse.Namespace) -> None:
+def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
+    """One environment's runs; recorded where a page is asked for."""
+    place = Path(comparison.environments[0]).stem
+    print(f"\n== {comparison.name}, {place} ==", flush=True)
     words = [*_words(comparison, arguments), "--jobs", str(arguments.jobs)]
     done = subprocess.run([sys.executable, "-m", "dlion_cli", "compare", *words], check=False)
     if done.returncode:
         sys.exit(done.returncode)
+    document = json.loads((_folder(comparison, arguments) / COMPARISON).read_text())
+    rows = tuple(
+        Row(place, row["variant"], row["learningRate"], tuple(map(figures, row["runs"])))
+        for row in document["rows"]
+    )
+    piece = Piece(comparison, rows, commit(), arguments.seeds)
+    if arguments.page:
+        print(f"Recorded: {record(arguments.edition, piece)}", flush=True)
+    return piece
 
 
-def _report(results: Results, arguments: argparse.Namespace) -> int:
+def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path) -> int:
     """Writes and prints what came of it; the exit code."""
+    results = _results(pieces, arguments)
     judged = verdicts(results)
-    is_whole = arguments.scale == 1 and arguments.seeds >= FULL_SEEDS
     head = (
-        f"Commit {commit()}, `python benchmarks/paper/run.py {' '.join(sys.argv[1:])}`, "
-        f"{arguments.seeds} seeds, scale {arguments.scale:g}; medians, and ranges in brackets."
+        f"Made by `python benchmarks/paper/run.py --data DIR{' --reduced' * arguments.reduced}"
+        f" --page docs`, {arguments.seeds} seeds; medians, and ranges in brackets."
     )
     if arguments.reduced:
         head += (
             f" A network of {PARAMETERS:,} parameters, and links slower in proportion"
-            " ([why](benchmarks.md#the-published-evaluations)); parts and environments that are not"
-            " below have not been run."
+            " ([why](benchmarks.md#the-published-evaluations))."
         )
-    if not is_whole:
+    if arguments.is_look:
         judged = [replace(one, met=None) for one in judged]
-        head = f"**Only a look, from which nothing follows: no bar is judged.** {head}"
-    root = _root(arguments)
+        head = (
+            "**Only a look, from which nothing follows: no bar is judged.** Scale "
+            f"{arguments.scale:g}. {head}"
+        )
+    page = write_page(folder, pieces, results, judged, head, edition=arguments.edition)
+    print(f"Page: {page}")
+    if folder == arguments.page:
+        return int(any(one.met is False for one in judged))
     document = {
         "commit": commit(),
         "seeds": arguments.seeds,
@@ -192,15 +236,31 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
         "comparisons": {name: found for name, (_, found) in results.items()},
     }
     text = json.dumps(document, indent=2) + "\n"
-    write_atomically(root / "results.json", text.encode(), mode=0o644)
-    pictures = {
-        name: _folder(comparison, arguments) / PICTURE for name, (comparison, _) in results.items()
-    }
-    page = write_page(root, results, pictures, judged, head, edition=arguments.edition)
-    print(f"\n{page.read_text()}\nFigures: {root / 'results.json'}\nPage: {page}")
-    if arguments.page:
-        write_page(arguments.page, results, pictures, judged, head, edition=arguments.edition)
+    write_atomically(folder / "results.json", text.encode(), mode=0o644)
+    print(f"\n{page.read_text()}\nFigures: {folder / 'results.json'}")
     return int(any(one.met is False for one in judged))
+
+
+def _results(pieces: Sequence[Piece], arguments: argparse.Namespace) -> Results:
+    """By name: the whole comparison, and the figures there are of it."""
+    wholes = {one.name: one for one in _edition(arguments)}
+    return {
+        name: (
+            whole,
+            {
+                "targetAccuracy": whole.target,
+                "seconds": scaled_seconds(whole.seconds, arguments.scale),
+                "rows": [
+                    row.document()
+                    for piece in pieces
+                    if piece.comparison.name == name
+                    for row in piece.rows
+                ],
+            },
+        )
+        for name, whole in wholes.items()
+        if any(piece.comparison.name == name for piece in pieces)
+    }
 
 
 if __name__ == "__main__":

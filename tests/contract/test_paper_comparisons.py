@@ -1,10 +1,12 @@
-"""Every manifest, column and environment of benchmarks/paper is one that `dlion compare` takes,
-and its bars are judged as stated. Nothing is trained; tests/simulated/test_paper.py does."""
+"""Every manifest, column and environment of benchmarks/paper is one that `dlion compare` takes, its
+bars are judged as stated, and its pages are made of what is recorded. Nothing is trained;
+tests/simulated/test_paper.py does."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +34,16 @@ def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import published
 
     return published
+
+
+@pytest.fixture
+def records(published: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """Records what a test records in a folder of the test's."""
+    assert published
+    import records
+
+    monkeypatch.setattr(records, "FIGURES", tmp_path)
+    return records
 
 
 def row(environment: str, variant: str, **medians: float | None) -> dict[str, Any]:
@@ -137,6 +149,85 @@ def test_a_speed_up_is_over_the_soonest_of_those_as_published(
     assert (best.value, best.met, best.at_least) == (2.0, True, False)
     gaia = found["largest speed-up of dlion, either form, over gaia"]
     assert (gaia.value, gaia.at_least) == (SECONDS / 40, True)
+
+
+def test_a_speed_up_below_the_bar_is_judged_once_all_environments_are_there(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    times = {"dlion": 60.0, "dlion-published": 90.0, "full": 130.0, "ako": 80.0, "gaia": 100.0}
+    times["hop"] = 100.0
+
+    def rows(*places: str) -> list[dict[str, Any]]:
+        return [
+            row(place, name, time_to_target_s=s) for place in places for name, s in times.items()
+        ]
+
+    few = judged(bars, published, systems=document(*rows("homo-a", "homo-b")))
+    full, ako = (
+        few[f"largest speed-up of dlion, either form, over {one}"] for one in ("full", "ako")
+    )
+    assert (full.met, full.why) == (True, "")
+    assert (ako.met, ako.why) == (None, "2 of 7 places")
+    every = judged(bars, published, systems=document(*rows(*published.PUBLISHED)))
+    assert every["largest speed-up of dlion, either form, over ako"].met is False
+
+
+def test_what_is_recorded_is_read_again(published: ModuleType, records: ModuleType) -> None:
+    piece = a_piece(published, records)
+    records.record("", piece)
+    assert records.recorded("", piece.comparison) == piece
+    assert records.recorded("reduced", piece.comparison) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": 599}, {"settings": ("trainer.optimizer.momentum=0",)}, {"target": 0.1}]
+)
+def test_what_was_asked_for_otherwise_is_not_taken(
+    published: ModuleType, records: ModuleType, change: dict[str, Any]
+) -> None:
+    piece = a_piece(published, records)
+    records.record("", piece)
+    assert records.recorded("", replace(piece.comparison, **change)) is None
+
+
+def test_another_network_is_not_taken(
+    published: ModuleType, records: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "network.py").write_text("one = 1\n")
+    (tmp_path / "job.yaml").write_text("program: {file: network.py}\n")
+    piece = a_piece(published, records)
+    piece = replace(piece, comparison=replace(piece.comparison, file=tmp_path / "job.yaml"))
+    records.record("", piece)
+    assert records.recorded("", piece.comparison) == piece
+    (tmp_path / "network.py").write_text("one = 2\n")
+    assert records.recorded("", piece.comparison) is None
+
+
+def a_piece(published: ModuleType, records: ModuleType) -> Any:
+    """Two columns of two seeds in one environment."""
+    from dlion_worker.results.comparison import Figures, Row, diverged
+
+    systems = published.comparisons()[0]
+    one = Figures(1, 12.5, None, 0.25, 0.5, 0.75, 0.125, 1e9, 0.5, 7, (1.0, 2.0), (None, 0.25))
+    rows = tuple(Row("homo-a", name, 0.05, (one, diverged(2))) for name in ("dlion", "gaia"))
+    comparison = replace(systems, environments=("homo-a",))
+    return records.Piece(comparison, rows, "0123456789ab", 2)
+
+
+@pytest.mark.parametrize(("edition", "name"), [("full", "paper"), ("reduced", "paper-reduced")])
+def test_the_page_is_made_of_what_is_recorded(edition: str, name: str, tmp_path: Path) -> None:
+    page = PAPER.parents[1] / "docs" / f"{name}.md"
+    assert page.exists() == (PAPER / "figures" / edition).exists()
+    words = ["--remake", "--page", str(tmp_path), "--out", str(tmp_path)]
+    words += ["--reduced"] * (edition == "reduced")
+    done = subprocess.run(
+        [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: a bar is missed
+    if page.exists():
+        assert (tmp_path / page.name).read_text() == page.read_text()
+        for picture in (tmp_path / "images").iterdir():
+            assert (page.parent / "images" / picture.name).exists()
 
 
 def test_a_missed_bar_is_missed_and_a_missing_figure_is_not_judged(

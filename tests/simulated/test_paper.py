@@ -39,7 +39,7 @@ def test_a_part_runs_from_its_estimate_to_its_page_and_is_taken_up_again(tmp_pat
     assert [bar["met"] for bar in results["bars"]] == [None]
     page = (root / "paper.md").read_text()
     assert "Only a look" in page
-    ElementTree.parse(root / "images" / "paper-wrong-labels.svg")
+    ElementTree.parse(root / "images" / "paper-wrong-labels-intercontinental.svg")
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
     assert len(times) == 6  # three rates, of which one counts on, and three more columns
     look(tmp_path)

@@ -1,26 +1,23 @@
-"""Two small convolutions over CIFAR-10 at half its resolution: what cipher and cnn17 learn slowly.
+"""Two convolutions over the patches of an image: what cipher and cnn17 learn, a tenth as dear.
 
-Pixels are averaged two by two inside the network, so that the data are those of the other runs.
+Patches do not overlap, so that a gradient costs some 0.07 ms of a core, and nothing is pooled.
 """
 
 from __future__ import annotations
 
 import keras
 
-PARAMETERS = 38_570
+PARAMETERS = 39_178
 
 
 def build_model() -> keras.Model:
-    """0.15 MB in float32."""
+    """0.16 MB in float32."""
     layers = keras.layers
     return keras.Sequential(
         [
             layers.Input((32, 32, 3)),
-            layers.AveragePooling2D(2),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Conv2D(32, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(2),
+            layers.Conv2D(32, 4, strides=4, activation="relu"),
+            layers.Conv2D(32, 2, strides=2, activation="relu"),
             layers.Flatten(),
             layers.Dense(64, activation="relu"),
             layers.Dense(10),

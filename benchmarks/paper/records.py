@@ -1,0 +1,119 @@
+"""Figures that were recorded: a file for each comparison and environment, kept in the repository.
+
+All of it takes longer than a machine is at hand, so it is recorded piece by piece, and the page is
+made of whatever there is. Owns those files (JSON Lines: what it is, then a run a line). A piece
+that was asked for something else than what published.py asks for today is not taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from published import HERE, Comparison, environment
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.document import to_document
+from dlion_worker.environments import load_environment
+from dlion_worker.results.comparison import Figures, Row
+
+FIGURES = HERE / "figures"
+"""Holds a folder for each edition."""
+
+_DIGITS = 6
+"""Of every figure, significant ones."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One comparison in one environment, over all seeds."""
+
+    comparison: Comparison
+    """With that environment alone."""
+    rows: tuple[Row, ...]
+    commit: str
+    """At which it was run."""
+    seeds: int
+
+
+def record(edition: str, piece: Piece) -> Path:
+    """Keeps the piece in place of an earlier one; where it is."""
+    head = {"asked": _asked(piece.comparison), "commit": piece.commit, "seeds": piece.seeds}
+    runs = [
+        {"variant": row.variant, "learningRate": row.learning_rate, **_rounded(asdict(run))}
+        for row in piece.rows
+        for run in row.figures
+    ]
+    path = _path(edition, piece.comparison)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{json.dumps(line)}\n" for line in (head, *runs))
+    write_atomically(path, text.encode(), mode=0o644)
+    return path
+
+
+def recorded(edition: str, comparison: Comparison) -> Piece | None:
+    """The piece, if there is one of what is asked for today."""
+    path = _path(edition, comparison)
+    if not path.exists():
+        return None
+    head, *runs = (json.loads(line) for line in path.read_text().splitlines())
+    if head["asked"] != _asked(comparison):
+        return None
+    place = path.stem
+    rows = tuple(
+        Row(place, variant, rate, tuple(figures(run) for run in own))
+        for (variant, rate), own in groupby(
+            runs, key=lambda run: (run.pop("variant"), run.pop("learningRate"))
+        )
+    )
+    return Piece(comparison, rows, head["commit"], head["seeds"])
+
+
+def figures(run: dict[str, Any]) -> Figures:
+    """Of one run, from its JSON."""
+    return Figures(**{**run, **{name: tuple(run[name]) for name in ("received_bytes", "curve")}})
+
+
+def _asked(comparison: Comparison) -> str:
+    """Identifies a comparison in one environment: its settings, and the files behind them."""
+    settings = asdict(comparison)
+    for aside in ("file", "environments", "tuned_in", "held"):
+        del settings[aside]
+    (place,) = comparison.environments
+    places = [
+        to_document(load_environment(environment(one)))
+        for one in (place, comparison.tuned_in or place)
+    ]
+    digest = hashlib.sha256(json.dumps([settings, places], sort_keys=True).encode())
+    for path in (comparison.file, *_programs(comparison)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _programs(comparison: Comparison) -> list[Path]:
+    """Files of training programs that its manifest, its settings or its columns name."""
+    folder = comparison.file.parent
+    words = (*comparison.settings, *comparison.columns.values(), comparison.file.read_text())
+    named = "\n".join(words)
+    return [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if any(f"file{mark}{path.relative_to(folder)}" in named for mark in (": ", "="))
+    ]
+
+
+def _path(edition: str, comparison: Comparison) -> Path:
+    (place,) = comparison.environments
+    return FIGURES / (edition or "full") / comparison.name / f"{Path(place).stem}.jsonl"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
