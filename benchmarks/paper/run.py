@@ -99,6 +99,7 @@ def _arguments() -> argparse.Namespace:
     if not arguments.remake and not arguments.data:
         parser.error("--data DIR is missing: it holds cifar10/ and mnist/")
     arguments.edition = REDUCED if arguments.reduced else ""
+    arguments.commit = commit()  # before anything is recorded
     return arguments
 
 
@@ -198,7 +199,7 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
         Row(place, row["variant"], row["learningRate"], tuple(map(figures, row["runs"])))
         for row in document["rows"]
     )
-    piece = Piece(comparison, rows, commit(), arguments.seeds)
+    piece = Piece(comparison, rows, arguments.commit, arguments.seeds)
     if arguments.page:
         print(f"Recorded: {record(arguments.edition, piece)}", flush=True)
     return piece
@@ -228,7 +229,7 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
     if folder == arguments.page:
         return int(any(one.met is False for one in judged))
     document = {
-        "commit": commit(),
+        "commit": arguments.commit,
         "seeds": arguments.seeds,
         "scale": arguments.scale,
         "edition": arguments.edition or "full",
