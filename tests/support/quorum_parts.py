@@ -65,9 +65,8 @@ class Replica:
         self.weights_D -= self.learning_rate * gradient_D
         self.iteration, self.samples = iteration, samples
 
-    def fold(self, other_D: np.ndarray, fraction: float) -> None:
-        self.weights_D *= np.float32(1 - fraction)
-        self.weights_D += np.float32(fraction) * other_D
+    def fold(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:
+        self.weights_D += np.float32(fraction) * (other_D - since_D)
         self.folds += 1
 
     def provide(self) -> StateSnapshot:
