@@ -81,7 +81,7 @@ DATA ?= ../shared/data
 paper: setup ## Simulate the published evaluations anew (takes days; goes on where it was) and remake their page
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --page docs
 
-paper-reduced: setup ## The same with a small network and links slowed to match (hours), on a page of its own
+paper-reduced: setup ## The same with a small network and links slowed to match (goes on where it was), on a page of its own
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --reduced --page docs
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files

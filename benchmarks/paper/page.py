@@ -60,7 +60,13 @@ def write_page(
             picture = f"images/{name_of_all}-{name}-{place}.svg"
             goal = Goal(document["targetAccuracy"], document["seconds"])
             write_comparison(piece.rows, goal, folder / picture, title=f"{name}, {place}")
-            parts += ["", f"### {name} in {place}", "", f"Run at {piece.commit}.", ""]
+            parts += [
+                "",
+                f"### {name} in {place}",
+                "",
+                f"Run at {piece.commit}, {piece.seeds} seeds.",
+                "",
+            ]
             parts += _tables(comparison, document, place)
             parts += ["", f"![{name} in {place}: accuracy, and time to the target]({picture})"]
     path = folder / f"{name_of_all}.md"

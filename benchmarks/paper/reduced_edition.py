@@ -2,8 +2,7 @@
 
 A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
 with the published network; only what is learnt from a sample is less. So the systems stand in the
-same trade between computing and sending. Runs last half as long in virtual time, to a lower target,
-and a laptop gets through all of it in some hours.
+same trade between computing and sending. Runs last half as long in virtual time, to a lower target.
 """
 
 from __future__ import annotations

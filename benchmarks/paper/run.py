@@ -211,7 +211,7 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
     judged = verdicts(results)
     head = (
         f"Made by `python benchmarks/paper/run.py --data DIR{' --reduced' * arguments.reduced}"
-        f" --page docs`, {arguments.seeds} seeds; medians, and ranges in brackets."
+        " --page docs`; medians over seeds, and ranges in brackets."
     )
     if arguments.reduced:
         head += (

@@ -21,7 +21,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -297,8 +297,10 @@ def _check_followed(lines: list[str]) -> None:
 @pytest.mark.slow
 def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.federate()
-    with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60):
-        watched, followed = (two_sites.contexts.start(*words) for words in STREAMS)
+    with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60), ExitStack() as stack:
+        watched, followed = (
+            stack.enter_context(two_sites.contexts.started(*words)) for words in STREAMS
+        )
         for kubectl in two_sites.jobs:
             assert _service_types(kubectl, *WORKERS) == {"NodePort"}
         for kubectl in two_sites.jobs:

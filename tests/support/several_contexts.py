@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from testbed.kubectl import Kubectl
@@ -30,28 +31,30 @@ class SeveralContexts:
         self._file.write_text(yaml.safe_dump(merged))
         self._names = ",".join(clusters)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """`dlion WORDS` of all of them."""
+    @contextmanager
+    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """`dlion WORDS` of all of them, which ends with the block at the latest."""
         command = [sys.executable, "-m", "dlion_cli", *words, f"--kubeconfig={self._file}"]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, f"--contexts={self._names}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
     def said(self, *words: str) -> list[str]:
         """The lines of `dlion WORDS`, which must succeed."""
-        return ended(self.start(*words), within_s=60)
+        with self.started(*words) as process:
+            return ended(process, within_s=60)
 
 
-def ended(command: subprocess.Popen[str], *, within_s: float) -> list[str]:
-    """Its lines, once it has succeeded; killed where it takes longer."""
-    try:
-        said, complained = command.communicate(timeout=within_s)
-    except subprocess.TimeoutExpired:
-        command.kill()
-        command.communicate()
-        raise
-    assert command.returncode == 0, complained
+def ended(process: subprocess.Popen[str], *, within_s: float) -> list[str]:
+    """Its lines, once it has succeeded."""
+    said, complained = process.communicate(timeout=within_s)
+    assert process.returncode == 0, complained
     return said.splitlines()
