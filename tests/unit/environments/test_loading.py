@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from dlion_api.errors import SpecError
 from dlion_worker.environments import environment_names, load_environment
@@ -78,6 +79,23 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     paths = {problem.path for problem in caught.value.problems}
     assert {"name", "workers[0].cores", "workers[0].mbitPerS", "linkshape"} <= paths
     assert any(problem.path.startswith("changes[0].at") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {}, {"workers": [1]}, {"workers": [0, 1, 2]}, {"workers": [1, 1]}, {"workers": [0, "b"]},
+        {"sites": ["a"]}, {"sites": ["a", 2]}, {"sites": ["a", "b"], "workers": [0, 1]}, [0, 1],
+    ],
+)  # fmt: skip
+def test_a_cut_link_has_two_ends_of_one_kind(tmp_path: Path, link: object) -> None:
+    path = tmp_path / "bad.yaml"
+    change = {"at": {"seconds": 1}, "cutLinks": [link]}
+    text = {"name": "bad", "workers": [{"count": 3, "cores": 1}], "changes": [change]}
+    path.write_text(yaml.safe_dump(text))
+    with pytest.raises(SpecError) as caught:
+        load_environment(path)
+    assert all(p.path.startswith("changes[0].cutLinks[0]") for p in caught.value.problems)
 
 
 @pytest.mark.parametrize(

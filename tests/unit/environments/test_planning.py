@@ -132,6 +132,24 @@ def test_a_cut_site_is_cut_from_the_others_and_restored() -> None:
     assert plan.at(1).link_bytes_per_s(Rank(0), Rank(3)) == 0
 
 
+def test_a_cut_link_is_cut_at_both_ends_alone_and_restored() -> None:
+    made = environment(
+        sites=[
+            {"name": "a", "workers": 2},
+            {"name": "b", "workers": 1},
+            {"name": "c", "workers": 1},
+        ],
+        changes=[
+            {"at": {"seconds": 1}, "cutLinks": [{"sites": ["a", "b"]}, {"workers": [3, 2]}]},
+            {"at": {"seconds": 2}, "cutLinks": []},
+        ],
+    )
+    plan = made.plan(workers(2, 1, 1), 8)
+    assert plan.changes_links
+    cuts = [[set(w.cut_peers) for w in plan.at(time_s).workers] for time_s in (0, 1, 2)]
+    assert cuts == [[set()] * 4, [{2}, {2}, {0, 1, 3}, {2}], [set()] * 4]
+
+
 @pytest.mark.parametrize(
     ("counts", "path"), [((5,), "workers"), ((2, 2), "sites"), ((1, 3), "sites")]
 )
@@ -153,6 +171,8 @@ def test_an_environment_that_contradicts_the_job_is_refused_naming_both(
         ({"mbitPerS": [1, 2, 3]}, "changes[0].mbitPerS"),
         ({"cutWorkers": [9]}, "changes[0]"),
         ({"cutSites": ["nowhere"]}, "changes[0]"),
+        ({"cutLinks": [{"workers": [0, 9]}]}, "changes[0]"),
+        ({"cutLinks": [{"sites": ["nowhere", "neither"]}]}, "changes[0]"),
         ({"at": {"fraction": 0.5}}, "changes[0].at.fraction"),
     ],
 )

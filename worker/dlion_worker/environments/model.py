@@ -100,6 +100,19 @@ class At:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentLink:
+    """The link between two workers, or all links between the workers of two sites."""
+
+    workers: tuple[_Index, ...] | None = setting(
+        "ranks of its two ends.", default=None, min_items=2, max_items=2, unique=True
+    )
+    sites: tuple[_SiteLabel, ...] | None = setting(
+        "names of the two sites.", default=None, min_items=2, max_items=2, unique=True
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(workers="workers", sites="sites"),)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentChange:
     """What is different from some time on; what is not named stays as it was before."""
 
@@ -144,6 +157,10 @@ class EnvironmentChange:
     cut_sites: tuple[_SiteLabel, ...] | None = setting(
         "sites that are cut off from all others; an empty list restores.",
         default=None, max_items=MOST_WORKERS, unique=True,
+    )  # fmt: skip
+    cut_links: tuple[EnvironmentLink, ...] | None = setting(
+        "links that are cut, one by one; an empty list restores.",
+        default=None, max_items=MOST_WORKERS,
     )  # fmt: skip
 
 

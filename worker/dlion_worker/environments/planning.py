@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dlion_api.spec import Job
-    from dlion_worker.environments.model import Environment, EnvironmentChange
+    from dlion_worker.environments.model import Environment, EnvironmentChange, EnvironmentLink
 
 MACHINE_FRACTION = 0.8
 """Of the machine's cores, for all trainers' quotas: the rest is for the coordinator, the relay and
@@ -59,6 +59,7 @@ class _State:
     site_loss_percent: tuple[float, float]
     cut_workers: frozenset[int] = frozenset()
     cut_sites: frozenset[str] = frozenset()
+    cut_links: tuple[EnvironmentLink, ...] = ()
 
 
 def plan_environment(
@@ -168,8 +169,11 @@ def _change_problems(environment: Environment, times: Times) -> Iterable[Problem
                     value=f"{len(values)} values",
                     allowed=f"{len(everyone)} values",
                 )
-        unknown: list[object] = [rank for rank in change.cut_workers or () if rank not in everyone]
-        unknown += [name for name in change.cut_sites or () if name not in site_names]
+        links = change.cut_links or ()
+        ranks = [*(change.cut_workers or ()), *(r for one in links for r in one.workers or ())]
+        names = [*(change.cut_sites or ()), *(name for one in links for name in one.sites or ())]
+        unknown: list[object] = [rank for rank in ranks if rank not in everyone]
+        unknown += [name for name in names if name not in site_names]
         if unknown:
             yield Problem(path, "cuts what is not there", ", ".join(map(str, unknown)))
 
@@ -226,6 +230,8 @@ def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
         state = replace(state, cut_workers=frozenset(change.cut_workers))
     if change.cut_sites is not None:
         state = replace(state, cut_sites=frozenset(change.cut_sites))
+    if change.cut_links is not None:
+        state = replace(state, cut_links=change.cut_links)
     return state
 
 
@@ -321,5 +327,10 @@ def _losses(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
 
 def _is_cut(state: _State, sites: list[str], k: int, j: int) -> bool:
     if k in state.cut_workers or j in state.cut_workers:
+        return True
+    ends, homes = {k, j}, {sites[k], sites[j]}
+    if any(
+        ends == set(one.workers or ()) or homes == set(one.sites or ()) for one in state.cut_links
+    ):
         return True
     return sites[k] != sites[j] and not state.cut_sites.isdisjoint((sites[k], sites[j]))
