@@ -66,6 +66,18 @@ def judged(bars: ModuleType, published: ModuleType, **documents: Any) -> dict[st
     return {one.what: one for one in bars.verdicts(results)}
 
 
+def test_a_bar_of_a_point_is_not_missed_by_rounding(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    def growing(accuracy: float) -> Any:
+        rows = [("dlion", accuracy), ("without growing batch", 0.532667)]
+        made = document(*(row("homo-a", name, accuracy=value) for name, value in rows))
+        found = judged(bars, published, growing_batch=made)
+        return found["growing over fixed batch, points, with the other techniques"].met
+
+    assert [growing(accuracy) for accuracy in (0.522667, 0.522666)] == [True, False]
+
+
 def test_all_parts_are_valid() -> None:
     done = subprocess.run(
         [sys.executable, str(PAPER / "run.py"), "--data", "nowhere", "--check"],
