@@ -102,10 +102,22 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "tests/unit/trainer/test_replica.py",
     ),
     "folding, moments": Mutation(
-        "trainer/replica.py",
-        "self.optimizer.reset()",
-        "pass",
-        "tests/unit/trainer/test_replica.py",
+        "training/optimizer.py",
+        "moves = factor / (1 - factor)",
+        "moves = factor",
+        "tests/unit/training/test_optimizer.py",
+    ),
+    "folding, with whom": Mutation(
+        "policies/folding.py",
+        "peer = min(missed, key=lambda one: self._said[one].lost >= least)",
+        "peer = missed[0]",
+        "tests/property/test_folding.py",
+    ),
+    "folding, of one moment": Mutation(
+        "policies/folding.py",
+        "asked.moment(message.iteration if self._slack == 0 else 0)",
+        "asked.moment(0)",
+        "tests/property/test_folding.py",
     ),
     "knowledge transfer": Mutation(
         "policies/knowledge_transfer.py",

@@ -65,7 +65,7 @@ class EventReason(StrEnum):
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
     FOLDED_TOGETHER = (
         "FoldedTogether",
-        "a worker met another, from which it was cut off, at the mean by samples of their weights",
+        "a worker met one that it was cut off from at the mean, or took over who holds all of both",
     )
     QUORUM_LOST = (
         "QuorumLost",

@@ -2,10 +2,11 @@
 
 Proved, against that formula: whatever the order of messages, with messages that come twice and with
 a second cut in the middle, all replicas end at (m1 w1 + m2 w2) / (m1 + m2); a group that held still
-takes the other's weights; no group's samples count twice, however often they meet; a moment's gap
-moves nothing; a newcomer's weights are left alone; a restored worker knows what it holds; nonsense
-is refused; sides whose iterations ran apart go on level. Left out: that drift falls in a real job
-(tests/simulated/test_faults.py).
+takes the other's weights, and so do two whose link was cut those of one who heard both all the
+time, who leaves out no iteration for it; no group's samples count twice, however often they meet; a
+moment's gap moves nothing; questions without an answer hold up nobody; a newcomer's weights are
+left alone; a restored worker knows what it holds; nonsense is refused; sides whose iterations ran
+apart go on level. Left out: that drift falls in a real job (tests/simulated/test_faults.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
-from dlion_worker.policies.folding import FoldingMachine
+from dlion_worker.policies.asking import ANSWER_STEPS
+from dlion_worker.policies.folding import MOST_ANSWERS, FoldingMachine
 from dlion_worker.policies.held import MOST_SAMPLES, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
     Fold,
@@ -267,7 +269,7 @@ def test_what_is_trained_while_weights_are_on_their_way_is_kept(
     cluster.heal(one)
     began = cluster.replicas[cluster.ranks[0]].iteration
     rounds(under_way, folding=False)
-    rounds(4)
+    rounds(8)
     made = cluster.replicas[cluster.ranks[0]].iteration - began
     mean = (samples[0] * len(one) + samples[1] * len(other)) / sum(samples)
     assert cluster.folds() == len(local_batch_sizes)
@@ -295,6 +297,161 @@ def test_three_groups_that_meet_one_after_another() -> None:
     expected_D = sum(samples[r] * weights[r].astype(np.float64) for r in cluster.ranks)
     for row_D in cluster.weights():
         np.testing.assert_allclose(row_D, expected_D / sum(samples.values()), rtol=1e-5, atol=1e-6)
+
+
+def between_two(cluster: SplitCluster, healed: bool) -> None:
+    """The one link between the first two breaks, or stands again."""
+    one, other = cluster.ranks[:2]
+    for source, target in ((one, other), (other, one)):
+        if healed:
+            cluster.handle(target, MemberJoined(source, cluster.replicas[source].iteration))
+        else:
+            cluster.links[source, target].clear()
+            cluster.handle(target, MemberLeft(source))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=3, max_size=5),
+    seed=st.integers(0, 2**32),
+    steps=st.integers(1, 5),
+    until_the_second_cut=st.none() | st.integers(0, 20),
+)
+@settings(max_examples=80, deadline=None)
+def test_two_whose_link_was_cut_take_the_weights_of_one_who_heard_both(
+    sizes: list[int], seed: int, steps: int, until_the_second_cut: int | None
+) -> None:
+    cluster = SplitCluster(sizes, seed)
+    cluster.lockstep(2)
+    between_two(cluster, healed=False)
+    cluster.train(cluster.ranks, steps)
+    one, other, *thirds = cluster.ranks
+    for rank in (one, other):
+        cluster.replicas[rank].weights_D += np.float32(rank + 1)
+    whole_D = cluster.replicas[thirds[0]].weights_D.copy()
+    between_two(cluster, healed=True)
+    if until_the_second_cut is not None:
+        cluster.deliver_at_random(until_the_second_cut)
+        between_two(cluster, healed=False)
+        cluster.deliver_at_random()
+        between_two(cluster, healed=True)
+    cluster.deliver_at_random()
+    np.testing.assert_allclose(cluster.weights(), [whole_D] * len(sizes), rtol=1e-6, atol=1e-6)
+    assert cluster.folds() == 2
+    held = [replica.machine.held for replica in cluster.replicas.values()]
+    assert all(each == held[0] for each in held)
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(7, 14))
+@settings(max_examples=20, deadline=None)
+def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
+    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", least_samples=13)
+    cluster.lockstep(2)
+    between_two(cluster, healed=False)
+    cluster.train(cluster.ranks, steps)
+    between_two(cluster, healed=True)
+    third = cluster.ranks[2]
+    before = cluster.replicas[third].iteration
+    for done in range(12):
+        assert cluster.replicas[third].machine.next_iteration() == before + done + 1
+        while cluster.replicas[third].iteration == before + done:
+            cluster.round_at_random()
+    assert cluster.folds() == 2
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
+    """Every update moves all weights by one; two are a hundred away before. Who comes back may
+    leave out an iteration that its peer has done already, and one more until it hears of it."""
+    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", least_samples=13)
+    cluster.rate = np.float32(1)
+    gradient_D = np.ones(cluster.layout.size, np.float32)
+    start_D = cluster.replicas[Rank(2)].weights_D.astype(np.float64)
+
+    def until(iteration: int) -> None:
+        while min(replica.iteration for replica in cluster.replicas.values()) < iteration:
+            for rank in cluster.rng.permutation(cluster.ranks):
+                if cluster.may_step(rank) and cluster.replicas[rank].iteration < iteration:
+                    cluster.step(rank, gradient_D)
+                cluster.deliver_at_random(int(cluster.rng.integers(4)))
+
+    until(2)
+    cluster.deliver_all()
+    between_two(cluster, healed=False)
+    until(12)
+    cluster.deliver_all()
+    for rank in cluster.ranks[:2]:
+        cluster.replicas[rank].weights_D += 100
+    between_two(cluster, healed=True)
+    until(30)
+    cluster.deliver_all()
+    assert cluster.folds() == 2
+    np.testing.assert_allclose(cluster.weights()[2], start_D - 30, atol=1e-4)
+    for weights_D in cluster.weights()[:2]:
+        np.testing.assert_allclose(weights_D, start_D - 30, atol=2.1)
+
+
+@pytest.mark.parametrize("later", [0, 1, 2, 3])
+def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(later: int) -> None:
+    """Of this worker, which asks after its first and has made two more when they arrive."""
+    cluster = SplitCluster([4, 4, 4], seed=0, mode="synchronous")
+    cluster.rate = np.float32(1)
+    gradient_D = np.ones(cluster.layout.size, np.float32)
+    replica = cluster.replicas[Rank(0)]
+    after = []
+
+    def iteration() -> None:
+        for rank in cluster.ranks:
+            cluster.step(rank, gradient_D)
+        cluster.deliver_all()
+        after.append(replica.weights_D.copy())
+
+    iteration()
+    for peer in (Rank(1), Rank(2)):
+        held = Message(MessageKind.HELD, 1, payload=encode_held({Rank(1): 1000}))
+        cluster.handle(Rank(0), MessageArrived(peer, held))
+    for link in cluster.links:
+        cluster.links[link].clear()
+    iteration()
+    iteration()
+    theirs_D = np.full(cluster.layout.size, 7, np.float32)
+    payload = encode_held({Rank(0): 0, Rank(1): 1000}) + encode_weights(theirs_D, "float32")
+    message = Message(MessageKind.FOLD, 1 + later, payload=payload)
+    cluster.handle(Rank(0), MessageArrived(Rank(1), message))
+    assert cluster.folds() == (later < 3)  # one that is ahead is waited for
+    iteration()
+    (fold,) = [one for one in replica.said if isinstance(one, Fold)]
+    np.testing.assert_array_equal(fold.since_D, after[later] if later < 3 else after[2] - 1)
+    np.testing.assert_array_equal(fold.weights_D, theirs_D)
+
+
+def test_who_does_not_say_what_it_holds_is_not_waited_for_long() -> None:
+    cluster = SplitCluster([4, 4, 4], seed=0)
+    cluster.lockstep(1)
+    machine = cluster.replicas[Rank(0)].machine
+    (question,) = machine.handle(held_message({Rank(1): 1000}))
+    assert isinstance(question, Send)
+    assert (question.peer, question.message.kind) == (Rank(2), MessageKind.HELD_REQUEST)
+    gradient_D = np.zeros(cluster.layout.size, np.float32)
+    asked_at = next(
+        iteration
+        for iteration in range(2, 9)
+        for one in machine.handle(LocalStepDone(iteration, gradient_D, 4, 0.0))
+        if isinstance(one, Send) and one.message.kind is MessageKind.FOLD_REQUEST
+    )
+    assert asked_at == 1 + ANSWER_STEPS
+
+
+def test_who_is_asked_for_ever_answers_a_few_times_a_step() -> None:
+    cluster = SplitCluster([4, 4], seed=0)
+    cluster.lockstep(1)
+    machine = cluster.replicas[Rank(0)].machine
+    question = MessageArrived(Rank(1), Message(MessageKind.HELD_REQUEST, 1))
+    assert [len(machine.handle(question)) for _ in range(20)] == [1] * MOST_ANSWERS + [0] * 12
+    machine.handle(LocalStepDone(2, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
+    (answer,) = machine.handle(question)
+    assert isinstance(answer, Send)
+    assert decode_held(answer.message.payload, cluster.ranks)[0] == machine.held
 
 
 def test_a_moments_gap_moves_nothing() -> None:

@@ -47,6 +47,7 @@ class Weights:
     """A replica to look at."""
 
     weights_D = np.ones(20, np.float32)
+    resting_D = weights_D
 
 
 def machine_of(policy: str) -> Horizon:

@@ -73,6 +73,12 @@ SPLIT = four_workers(
     ]
 )
 """Long enough that each side trains for more than the ten iterations that need no folding."""
+ONE_LINK = four_workers(
+    changes=[
+        {"at": {"seconds": 5}, "cutLinks": [{"workers": [0, 1]}]},
+        {"at": {"seconds": HEALED_S}, "cutLinks": []},
+    ]
+)
 STRAGGLING = four_workers(stragglers=[{"slowdown": 6, "chance": 0.25}])
 LOSS_PERCENT, LATENCY_S = 2.0, 0.04
 
@@ -122,6 +128,10 @@ def troubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
         **{f"cut-{policy}": Case(cut, settings(policy)) for policy in ("full", "dlion")},
         **{
             f"split-{policy}": Case(SPLIT, settings(policy, 46, **EVALUATED_OFTEN))
+            for policy in ("full", "dlion")
+        },
+        **{
+            f"one-link-{policy}": Case(ONE_LINK, settings(policy, 46, **EVALUATED_OFTEN))
             for policy in ("full", "dlion")
         },
         "calm": Case(four_workers(), settings("full")),
@@ -262,6 +272,29 @@ def test_sites_that_trained_apart_fold_together_once(
     assert folded_s - HEALED_S < 10
     last = [run.steps[rank][-1]["iteration"] for rank in range(4)]
     assert max(last) - min(last) <= 6
+
+
+@pytest.mark.parametrize(("policy", "left"), [("full", 0.06), ("dlion", 0.2)])
+def test_two_whose_link_was_cut_are_where_the_others_are_once_it_stands(
+    troubles: dict[str, Simulated], policy: str, left: float
+) -> None:
+    """Their moments, too, which lack what each missed of the other, lead them nowhere else."""
+    run = troubles[f"one-link-{policy}"]
+    folds = run.events("FoldedTogether")
+    assert sorted(fold["rank"] for fold in folds) == [0, 1]
+    assert all("worker 2" in fold["message"] for fold in folds)
+    folded_s = max(fold["time_s"] for fold in folds)
+    assert HEALED_S < folded_s < HEALED_S + 10
+    drifts = drift_over_time(run)
+    apart = max(drift for at_s, drift in drifts if at_s < HEALED_S)
+    together = [drift for at_s, drift in drifts if at_s > folded_s + 3]
+    assert apart > 0.05
+    assert len(together) > 1
+    assert max(together) < 0.25 * apart
+    assert together[-1] < left * apart
+    if policy == "full":
+        for rank in (2, 3):
+            assert iterations(run, rank) == list(range(1, len(iterations(run, rank)) + 1))
 
 
 def test_bounded_staleness_loses_less_to_stragglers_than_lock_step(

@@ -89,6 +89,10 @@ class Replica:
     def weights_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
         return self.model.weights_D
 
+    @property
+    def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
+        return self.model.weights_D.copy()
+
     def provide(self) -> StateSnapshot:
         with self._lock:
             return StateSnapshot(self.iteration, self.samples, self.model.weights_D.tobytes())

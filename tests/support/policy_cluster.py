@@ -82,6 +82,11 @@ class Replica:
     iteration: int = 0
     said: list[Instruction] = field(default_factory=list)
 
+    @property
+    def resting_D(self) -> NDArray[np.float32]:  # noqa: N802 - the shape's suffix
+        """Without moments: where they are."""
+        return self.weights_D.copy()
+
     def descents(self) -> list[Descend]:
         """The updates made so far."""
         return [one for one in self.said if isinstance(one, Descend)]

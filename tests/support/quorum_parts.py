@@ -65,7 +65,12 @@ class Replica:
         self.weights_D -= self.learning_rate * gradient_D
         self.iteration, self.samples = iteration, samples
 
-    def fold(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:
+    @property
+    def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
+        """Without moments: where they are."""
+        return self.weights_D.copy()
+
+    def mix(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:
         self.weights_D += np.float32(fraction) * (other_D - since_D)
         self.folds += 1
 

@@ -44,6 +44,11 @@ class View:
 
     weights_D: Flat
 
+    @property
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """Without moments: where they are."""
+        return self.weights_D.copy()
+
 
 class WeighingCluster(Cluster):
     """Workers whose machines see their weights; each queue keeps its order, over both lanes."""

@@ -51,6 +51,8 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
     in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
     """
+    MESSAGE_KIND_HELD_REQUEST: _MessageKind.ValueType  # 12
+    """no payload; HELD is the answer"""
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -82,6 +84,8 @@ MESSAGE_KIND_REACH: MessageKind.ValueType  # 11
 Payload, little endian, of each: its rank in 4 bytes, its incarnation in 8, the version of this
 in 8, whether it holds still in 1, how many it is linked with in 4, their ranks in 4 each.
 """
+MESSAGE_KIND_HELD_REQUEST: MessageKind.ValueType  # 12
+"""no payload; HELD is the answer"""
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

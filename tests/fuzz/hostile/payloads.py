@@ -185,7 +185,7 @@ def bent_held(chance: random.Random) -> bytes:
 def any_message(chance: random.Random, size: int) -> Message:
     """A message as it may come out of frames that are in order: any kind, any numbers."""
     kind = chance.choice(list(MessageKind))
-    if kind in (MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST, MessageKind.FOLD_REQUEST):
+    if kind is MessageKind.PROGRESS or kind.name.endswith("_REQUEST"):
         payload = b""
     elif kind is MessageKind.HELD:
         payload = bent_held(chance)
@@ -257,6 +257,11 @@ def _peer_comes_back(inbox: Inbox, machine: Machine) -> None:
 class _Replica:
     def __init__(self, size: int) -> None:
         self.weights_D = np.ones(size, np.float32)
+
+    @property
+    def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
+        """Without moments: where they are."""
+        return self.weights_D.copy()
 
 
 @functools.cache

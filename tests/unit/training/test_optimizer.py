@@ -136,16 +136,31 @@ def test_the_learning_rate_follows_the_batch(rule: str, samples: int, factor: fl
     assert rate == pytest.approx(0.1 * factor)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_one_that_begins_anew_steps_like_a_new_one(name: str) -> None:
-    spec = Optimizer(name=name, momentum=0.9) if name == "sgd" else Optimizer(name=name)
-    used, new = FlatOptimizer(spec, SIZE), FlatOptimizer(spec, SIZE)
+@pytest.mark.parametrize(
+    ("spec", "rtol"),
+    [
+        (Optimizer(momentum=0.0), 0),
+        (Optimizer(momentum=0.9), 1e-4),
+        (Optimizer(momentum=0.9, nesterov=True), 1e-4),
+        (Optimizer(name="adam"), 0.05),
+    ],
+)
+def test_weights_come_to_rest_where_it_says(spec: Optimizer, rtol: float) -> None:
+    """Adam's bias correction still changes after the hundred steps before."""
+    optimizer = FlatOptimizer(spec, SIZE)
     weights_D = np.linspace(-1, 1, SIZE, dtype=np.float32)
-    for gradient in _gradients(1):
-        used.apply(weights_D, gradient, 0.1)
-    used.reset()
-    for gradient in _gradients(2):
-        other_D = weights_D.copy()
-        used.apply(weights_D, gradient, 0.1)
-        new.apply(other_D, gradient, 0.1)
-        np.testing.assert_array_equal(weights_D, other_D)
+    for seed in range(100):
+        for gradient_D in _gradients(seed):
+            optimizer.apply(weights_D, gradient_D + np.float32(1), 0.01)
+    was_D, said_D = weights_D.copy(), optimizer.resting_D(weights_D)
+    for _ in range(400):
+        optimizer.apply(weights_D, np.zeros(SIZE, np.float32), 0.01)
+    assert (rtol > 0) == bool(np.abs(weights_D - was_D).max() > 0.01)
+    np.testing.assert_allclose(said_D - was_D, weights_D - was_D, rtol=rtol, atol=1e-5)
+
+
+def test_an_adam_whose_moves_would_not_fade_rests_where_it_is() -> None:
+    optimizer = FlatOptimizer(Optimizer(name="adam", beta1=0.95, beta2=0.9), SIZE)
+    weights_D = np.ones(SIZE, np.float32)
+    optimizer.apply(weights_D, np.ones(SIZE, np.float32), 0.1)
+    np.testing.assert_array_equal(optimizer.resting_D(weights_D), weights_D)

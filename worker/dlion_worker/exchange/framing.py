@@ -22,7 +22,7 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Header, Hello
 from dlion_worker.policies.interface import Message, MessageKind
 
-PROTOCOL = 1
+PROTOCOL = 2
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 640 * 1024
 CHUNKS_PER_MESSAGE = 3
@@ -39,7 +39,14 @@ MAX_SMALL_BYTES = 4096
 MAX_REACH_BYTES = 16 * 2**20
 """Largest payload of a `REACH`: what two thousand workers say that are all linked with all."""
 
-_EMPTY = frozenset({MessageKind.PROGRESS, MessageKind.WEIGHTS_REQUEST, MessageKind.FOLD_REQUEST})
+_EMPTY = frozenset(
+    {
+        MessageKind.PROGRESS,
+        MessageKind.WEIGHTS_REQUEST,
+        MessageKind.HELD_REQUEST,
+        MessageKind.FOLD_REQUEST,
+    }
+)
 _BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
 _LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
 _KINDS = {kind.value: kind for kind in MessageKind}

@@ -39,7 +39,10 @@ of all: a link that was down for a moment. What was missed then is as a gradient
 class ReplicaModel(ReplicaView, Protocol):
     """Weights with their layout."""
 
-    layout: Layout
+    @property
+    def layout(self) -> Layout:
+        """Of the weights."""
+        ...
 
 
 @dataclass(frozen=True)

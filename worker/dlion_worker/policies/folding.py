@@ -4,15 +4,21 @@ Called by `building` around a machine whose workers all exchange with all. While
 two ends train on without each other; their weights move apart, and gradients that are exchanged
 afterwards do not bring them together again. So each worker counts, for every worker, the samples
 that its own weights hold (a version vector). When a peer comes back both say what they hold. Who
-lacks some of it asks the lowest rank that has it for its weights, and goes to
+lacks some of it asks all what they hold now, then one that has it for its weights, and goes to
 
     (m1 w1 + m2 w2) / (m1 + m2),
 
 m1 the samples that it holds and the other does not, m2 the other way round, both as of when it
-asked: what it trains on while the weights are on their way stays whole. From then on it holds both,
-says so to all who may lack some, and folds nothing of it again. One that held still (m1 = 0) takes
-the other's weights. What the exchange of gradients makes up for by itself, less than
-`least_samples`, moves no weights.
+asked, in lock step after the same iteration of both: what it trains on while the weights are on
+their way stays whole. Weights are told as where they come to rest, so that moments, which carry
+on what each has trained on, need not be. From then on it holds both, says so to all who may lack
+some, and folds nothing of it again. What the exchange of gradients
+makes up for by itself, less than `least_samples`, counts for nothing: it moves no weights.
+
+So one that held still (m1 = 0) takes the other's weights; and so do two whose link was cut where
+a third was linked with both all the time. It holds what either has trained on, and is asked before
+those that do not hold all that is held here; else the lowest rank is. A mean of the two would halve
+what each has trained on, and leave them apart from the third, who has it whole.
 
 The side that is behind also takes up at the iteration where the other is: far apart neither would
 ever count on the other again.
@@ -27,13 +33,16 @@ Source: the project's definition.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_worker.policies.asking import Asked, Inquiry, Moment, Said
 from dlion_worker.policies.held import MOST_SAMPLES, Held, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
+    Descended,
     Event,
     Fold,
     Instruction,
@@ -48,19 +57,19 @@ from dlion_worker.policies.interface import (
     ReplicaView,
     Send,
 )
+from dlion_worker.policies.leveling import Leveling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.interface import Machine, Value
 
-_KINDS = frozenset({MessageKind.HELD, MessageKind.FOLD_REQUEST, MessageKind.FOLD})
+_KINDS = frozenset(
+    {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
+)
 _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
-LARGEST_LEAP = 1_000_000
-"""Iterations: a peer that says that it is further ahead is not followed."""
-
-LEVEL_STEPS = 2
-"""After so many steps at whose end a peer was not ahead the two are level again."""
+MOST_ANSWERS = 8
+"""Between two steps a peer is told no more often what is held here."""
 
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
@@ -101,19 +110,20 @@ class FoldingMachine:
         self._held: Held = {}
         self._heard: dict[Rank, int] = {}
         """The last iteration of each worker that `_held` counts."""
-        self._said: dict[Rank, Held] = {}
+        self._said: dict[Rank, Said] = {}
         """What each linked peer has said last that it holds."""
         self._linked: set[Rank] = set()
         self._iteration = 0
+        self._made = 0
+        """The last iteration whose update these weights hold."""
         self._stepped = False
-        self._finished: dict[Rank, int] = {}
-        """The last iteration that each linked peer is known to have done."""
-        self._met: dict[Rank, int] = {}
-        """Peers that trained apart, each with the level steps after which it is not followed."""
-        self._asked: Rank | None = None
-        self._held_asking: Held = {}
-        """What was held here then: of samples that both have taken since neither lacks any."""
-        self._weights_asking_D: Flat | None = None
+        self._leveling = Leveling(slack)
+        self._inquiry: Inquiry | None = None
+        self._answers: Counter[Rank] = Counter()
+        """How often each peer has been told what is held here since the last step."""
+        self._asked: Asked | None = None
+        self._owed: dict[Rank, int] = {}
+        """Peers that have asked for these weights, of that iteration or a later one."""
         self._answerable: set[Rank] = set()
         """Peers that have been told what is held here and have not asked for it since."""
 
@@ -133,21 +143,23 @@ class FoldingMachine:
                 told = self._machine.handle(event)
                 if not any(isinstance(one, Refuse) for one in told):
                     self._count(sender, message.iteration, message.local_batch_size)
-                    self._place(sender, message.iteration)
+                    self._leveling.done(sender, message.iteration)
                 return told
             case LocalStepDone():
                 told = self._machine.handle(event)
                 self._stepped = True
-                self._stepped_to(event.iteration)
                 self._count(self._rank, event.iteration, event.local_batch_size)
-                return told
+                return told + self._stepped_to(event.iteration)
             case IterationPassed(iteration=iteration):
                 told = self._machine.handle(event)
                 self._stepped = True
-                self._stepped_to(iteration)
-                return told
+                return told + self._stepped_to(iteration)
             case MemberJoined(rank=rank, iteration=iteration):
                 return self._machine.handle(event) + self._joined(rank, iteration)
+            case Descended():
+                self._made = self._iteration
+                self._remember()
+                return self._machine.handle(event) + self._owed_now() + self._answer_now()
             case MemberLeft(rank=rank):
                 return self._machine.handle(event) + self._left(rank)
         return self._machine.handle(event)
@@ -157,17 +169,8 @@ class FoldingMachine:
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
-        """The other machine's; but where a peer that came back has done that one already, and as
-        many more as need no waiting for, the one after that peer's."""
-        usual = self._machine.next_iteration()
-        if self._slack is None:
-            return usual
-        ahead = [
-            at
-            for at in (self._finished[peer] for peer in self._met)
-            if usual + self._slack <= at <= usual + LARGEST_LEAP
-        ]
-        return max(ahead) + 1 if ahead else usual
+        """The other machine's, or where a peer that came back is."""
+        return self._leveling.next_iteration(self._machine.next_iteration())
 
     def state(self) -> dict[str, Value]:
         """The other machine's, and what the weights hold."""
@@ -203,41 +206,36 @@ class FoldingMachine:
             since = now - before if is_missed else 0
             self._held[rank] = min(max(samples + since, now), MOST_SAMPLES)
 
-    def _place(self, peer: Rank, iteration: int) -> None:
-        """That peer has done that iteration."""
-        self._finished[peer] = max(iteration, self._finished.get(peer, 0))
-
-    def _stepped_to(self, iteration: int) -> None:
-        """A peer that counts on this worker is no further than that before it has heard of it."""
+    def _stepped_to(self, iteration: int) -> list[Instruction]:
         self._iteration = iteration
-        for peer, left in list(self._met.items()):
-            if self._slack is not None and self._finished[peer] > iteration + self._slack:
-                self._met[peer] = LEVEL_STEPS
-            elif left > 1:
-                self._met[peer] = left - 1
-            else:
-                del self._met[peer]
+        self._leveling.stepped(iteration)
+        self._answers.clear()
+        is_over = self._inquiry is not None and self._inquiry.stepped()
+        return self._ask() if is_over else []
 
     # ---- peers ---------------------------------------------------------------------------------
 
     def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         """One that comes while this worker trains: they may have trained apart."""
         self._linked.add(rank)
-        self._finished[rank] = iteration
+        self._leveling.joined(rank, iteration, trains=self._stepped)
         return [self._tell(rank)] if self._stepped else []
 
     def _left(self, rank: Rank) -> list[Instruction]:
         self._linked.discard(rank)
-        self._met.pop(rank, None)
-        self._finished.pop(rank, None)
+        self._leveling.left(rank)
         self._said.pop(rank, None)
+        self._answers.pop(rank, None)
         self._answerable.discard(rank)
-        if self._asked == rank:
+        self._owed.pop(rank, None)
+        if self._inquiry is not None:
+            self._inquiry.awaited.discard(rank)
+        if self._asked is not None and self._asked.peer == rank:
             self._over()
         return self._ask()
 
     def _over(self) -> None:
-        self._asked = self._weights_asking_D = None
+        self._asked = None
         self._folding(False)
 
     def _tell(self, peer: Rank) -> Send:
@@ -247,16 +245,37 @@ class FoldingMachine:
         )
 
     def _ask(self) -> list[Instruction]:
-        """The lowest rank that holds enough that is lacking here, one at a time."""
+        """One of those that hold enough that is lacking here, once all have said what they hold."""
         if self._asked is not None or not self._stepped:
             return []
-        for peer in sorted(self._said):
-            if lacking(self._held, self._said[peer]) >= self._least_samples:
-                self._asked, self._held_asking = peer, dict(self._held)
-                self._weights_asking_D = self._replica.weights_D.copy()
-                self._folding(True)
-                return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._iteration))]
-        return []
+        least = self._least_samples
+        missed = [peer for peer in sorted(self._said) if self._said[peer].missed >= least]
+        if not missed:
+            self._inquiry = None
+            return []
+        if self._inquiry is None:
+            self._inquiry = Inquiry(self._linked - set(missed))
+            request = Message(MessageKind.HELD_REQUEST, self._iteration)
+            questions: list[Instruction] = [
+                Send(peer, request) for peer in sorted(self._inquiry.awaited)
+            ]
+            if questions:
+                return questions
+        if self._inquiry.awaited:
+            return []
+        self._inquiry = None
+        peer = min(missed, key=lambda one: self._said[one].lost >= least)
+        self._asked = Asked(peer)
+        self._remember()
+        self._folding(True)
+        return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._made))]
+
+    def _remember(self) -> None:
+        if self._asked is not None and self._asked.wants(self._made):
+            self._asked.moments[self._made] = Moment(dict(self._held), self._replica.resting_D)
+
+    def _compared(self, held: Held) -> Said:
+        return Said(held, lacking(self._held, held), lacking(held, self._held))
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -267,8 +286,10 @@ class FoldingMachine:
             match message.kind:
                 case MessageKind.HELD:
                     return self._told(sender, message)
+                case MessageKind.HELD_REQUEST:
+                    return self._answered(sender)
                 case MessageKind.FOLD_REQUEST:
-                    return self._requested(sender)
+                    return self._requested(sender, message)
                 case _:
                     return self._fold(sender, message)
         except ContractError as error:
@@ -283,32 +304,67 @@ class FoldingMachine:
             return []
         if sender not in self._linked:
             return []  # the link has gone since
-        self._said[sender] = said
-        self._met[sender] = LEVEL_STEPS
-        self._place(sender, message.iteration)
+        self._said[sender] = self._compared(said)
+        self._leveling.done(sender, message.iteration)
+        self._leveling.told(sender)
+        if self._inquiry is not None:
+            self._inquiry.awaited.discard(sender)
         return self._ask()
 
-    def _requested(self, sender: Rank) -> list[Instruction]:
-        """Once for each time that it was told what is held here."""
+    def _answered(self, sender: Rank) -> list[Instruction]:
+        if not self._stepped or sender not in self._linked:
+            return []
+        self._answers[sender] += 1
+        return [self._tell(sender)] if self._answers[sender] <= MOST_ANSWERS else []
+
+    def _requested(self, sender: Rank, message: Message) -> list[Instruction]:
+        """Once for each time that it was told what is held here. Where iterations are common to
+        all, the update that its weights hold and these do not is waited for."""
         if sender not in self._answerable:
             return []
         self._answerable.discard(sender)
-        weights = encode_weights(self._replica.weights_D, self._coding)
+        if self._slack == 0 and message.iteration == self._made + 1:
+            self._owed[sender] = message.iteration
+            return []
+        return [self._weights(sender)]
+
+    def _owed_now(self) -> list[Instruction]:
+        due = [peer for peer, iteration in self._owed.items() if iteration <= self._made]
+        for peer in due:
+            del self._owed[peer]
+        return [self._weights(peer) for peer in due]
+
+    def _answer_now(self) -> list[Instruction]:
+        asked = self._asked
+        if asked is None or asked.early is None or asked.early.iteration > self._made:
+            return []
+        return self._taken(asked.peer, asked.early)
+
+    def _weights(self, peer: Rank) -> Send:
+        weights = encode_weights(self._replica.resting_D, self._coding)
         payload = b"".join((encode_held(self._held), weights))
-        return [Send(sender, Message(MessageKind.FOLD, self._iteration, payload=payload))]
+        return Send(peer, Message(MessageKind.FOLD, self._made, payload=payload))
 
     def _fold(self, sender: Rank, message: Message) -> list[Instruction]:
-        if self._asked != sender:
+        asked = self._asked
+        if asked is None or asked.peer != sender:
             return []  # it came too late, or again
+        if self._slack == 0 and message.iteration == self._made + 1:
+            asked.early = message
+            return []
         self._said.pop(sender, None)
-        then, then_D = self._held_asking, self._weights_asking_D
         self._over()
+        moment = asked.moment(message.iteration if self._slack == 0 else 0)
+        then, then_D = moment.held, moment.resting_D
         theirs, coded = decode_held(message.payload, self._ranks)
         others_D = decode_weights(coded, self._size)
-        if then_D is None or not lacking(then, theirs):
+        if not lacking(then, theirs):
             return self._ask()
-        meeting = Fold(others_D, lacking(theirs, then), lacking(then, theirs), sender, then_D)
+        own = lacking(theirs, then)
+        own = own if own >= self._least_samples else 0
+        meeting = Fold(others_D, own, lacking(then, theirs), sender, then_D)
         self._hold_besides(theirs, then)
+        self._said = {peer: self._compared(one.held) for peer, one in self._said.items()}
         return [
             meeting,
             *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),
@@ -316,7 +372,8 @@ class FoldingMachine:
         ]
 
     def _has_news_for(self, peer: Rank) -> bool:
-        return lacking(self._said.get(peer, {}), self._held) >= self._least_samples
+        known = self._said[peer].held if peer in self._said else {}
+        return lacking(known, self._held) >= self._least_samples
 
 
 def _by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, int]:

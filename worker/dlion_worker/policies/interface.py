@@ -59,6 +59,7 @@ class MessageKind(IntEnum):
     FOLD_REQUEST = 9
     FOLD = 10
     REACH = 11
+    HELD_REQUEST = 12
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,11 @@ class Mix:
 
 @dataclass(frozen=True)
 class Fold:
-    """w <- (m1 w + m2 weights_D) / (m1 + m2), m1 `own_samples` and m2 `their_samples`: what each
-    side has trained on and the other has not. The optimizer's moments begin anew.
+    """w <- w + m2 / (m1 + m2) (weights_D - since_D): to the mean by samples of the two sides, m1
+    `own_samples` and m2 `their_samples`, what each has trained on and the other has not.
 
-    `since_D`: what w was when `weights_D` were asked for. What it has taken since, from both sides,
+    `weights_D` and `since_D`, this worker's when the other's were asked for, are where the weights
+    come to rest, so that moments stay as they are. What w has taken since then, from both sides,
     stays whole, as in `Mix`.
     """
 
@@ -256,6 +258,12 @@ class ReplicaView(Protocol):
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """As they are now, shape [D]; they change under whoever keeps them: copy what must stay."""
+        ...
+
+    @property
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """Where they come to rest if every gradient is zero from now on, as the optimizer's moments
+        carry them on; a copy."""
         ...
 
 

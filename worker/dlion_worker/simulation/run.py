@@ -237,12 +237,13 @@ class Simulation:
         job, rank = self._job, identity.rank
         model = self._first.sibling(seed=job.spec.trainer.seed, rank=rank)
         optimizer = FlatOptimizer(job.spec.trainer.optimizer, model.layout.size)
+        replica = LocalReplica(job, rank, model, optimizer)
         return WorkerParts(
             job=job,
             rank=rank,
-            replica=LocalReplica(job, rank, model, optimizer),
+            replica=replica,
             stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
-            machine=policies.build_for(job, rank, model),
+            machine=policies.build_for(job, rank, replica),
             director=Director(job, rank),
             reporter=Reporter(
                 rank=rank,

@@ -117,10 +117,18 @@ class Instructions:
 
     def _fold(self, fold: Fold) -> None:
         samples = fold.own_samples + fold.their_samples
-        self._replica.fold(fold.weights_D, fold.their_samples / samples, fold.since_D)
+        self._replica.mix(fold.weights_D, fold.their_samples / samples, fold.since_D)
+        told = (
+            f"met worker {fold.sender} at the mean of what both trained on apart: "
+            f"{fold.own_samples:,} samples here, {fold.their_samples:,} there"
+        )
+        if not fold.own_samples:
+            told = (
+                f"took over worker {fold.sender}'s weights, which hold all that these hold and "
+                f"{fold.their_samples:,} samples more"
+            )
         self._reporter.event(
             EventReason.FOLDED_TOGETHER,
-            f"met worker {fold.sender} at the mean of what both trained on apart: "
-            f"{fold.own_samples:,} samples here, {fold.their_samples:,} there",
+            told,
             iteration=self._progress.iteration,
         )

@@ -13,7 +13,7 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_worker.codecs import Coding, ValueCodec, encode_weights
 from dlion_worker.exchange import StateSnapshot, StateWanted
-from dlion_worker.policies.interface import Flat
+from dlion_worker.policies.interface import Flat, Layout
 from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
 from dlion_worker.training.model import FlatModel, Snapshot
 from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
@@ -36,6 +36,22 @@ class LocalReplica:
         """The last iteration whose update these weights hold."""
         self.samples = 0
         self.learning_rate = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        """Of the weights."""
+        return self.model.layout
+
+    @property
+    def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """As they are now; they change."""
+        return self.model.weights_D
+
+    @property
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """Where the optimizer's moments carry the weights with no further gradient."""
+        with self._lock:
+            return self.optimizer.resting_D(self.model.weights_D)
 
     def descend(
         self, gradient_D: Flat, *, batch_samples: int, iteration: int, samples: int
@@ -65,13 +81,6 @@ class LocalReplica:
                 weights_D += np.float32(fraction) * other_D
             else:
                 weights_D += np.float32(fraction) * (other_D - since_D)
-
-    def fold(self, other_D: Flat, fraction: float, since_D: Flat) -> None:
-        """As `mix`, and the optimizer begins anew: where its moments point is a way on from weights
-        that both sides have left, and theirs would drive the two apart again."""
-        self.mix(other_D, fraction, since_D)
-        with self._lock:
-            self.optimizer.reset()
 
     def add(self, update_D: Flat) -> None:
         """w <- w + update."""

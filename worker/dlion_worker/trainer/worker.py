@@ -149,9 +149,9 @@ class Worker:
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
-        self._machine = policies.build_for(self._job, self._rank, model)
         optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
+        self._machine = policies.build_for(self._job, self._rank, self._replica)
         self._saving = Saving(
             self._config,
             checkpointer=partial(

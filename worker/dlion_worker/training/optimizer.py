@@ -43,6 +43,7 @@ class FlatOptimizer:
         self._spec = spec
         self._size = size
         self._steps = 0
+        self._rate = np.float32(spec.learning_rate)
         names = {"adam": ["mean", "variance"], "sgd": ["momentum"] if spec.momentum else []}
         self._all = np.zeros((len(names[spec.name]), size), np.float32)
         self._moments: dict[str, Flat] = dict(zip(names[spec.name], self._all, strict=True))
@@ -60,6 +61,7 @@ class FlatOptimizer:
         rate = np.float32(learning_rate)
         if self._spec.name == "adam":
             rate = np.float32(learning_rate * self._bias_correction())
+        self._rate = rate
         for start in range(0, self._size, _BLOCK):
             block = slice(start, min(start + _BLOCK, self._size))
             if self._spec.name == "adam":
@@ -91,10 +93,25 @@ class FlatOptimizer:
             np.copyto(moment_D, value)
         self._steps = int(np.asarray(state["steps"]))
 
-    def reset(self) -> None:
-        """Begins anew: no moments, no steps."""
-        self._all.fill(0)
-        self._steps = 0
+    def resting_D(self, weights_D: Flat) -> Flat:  # noqa: N802 - the shape's suffix
+        """Where the weights would come to rest if every gradient were zero from now on.
+
+        Moments carry weights on for some steps after a gradient; this is what they hold of it
+        already, whenever that shows. Exact for SGD. For Adam at today's rate, epsilon left out of
+        how the variance fades; the weights themselves where its moves would not fade.
+        """
+        if not self._moments:
+            return weights_D.copy()
+        if self._spec.name == "sgd":
+            factor = self._spec.momentum
+            moves = factor / (1 - factor) * (factor if self._spec.nesterov else 1)
+            return weights_D + np.float32(moves) * self._moments["momentum"]
+        fading = self._spec.beta1 / math.sqrt(self._spec.beta2)
+        if fading >= 1:
+            return weights_D.copy()
+        left = np.float32(float(self._rate) * fading / (1 - fading))
+        spread_D: Flat = np.sqrt(self._moments["variance"]) + np.float32(self._spec.epsilon)
+        return weights_D - left * self._moments["mean"] / spread_D
 
     def flat_state(self) -> Flat:
         """Moments and step count as one vector, for a peer that takes this worker's state over."""
