@@ -109,14 +109,14 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "folding, with whom": Mutation(
         "policies/folding.py",
-        "peer = min(missed, key=lambda one: self._said[one].lost >= least)",
+        "peer = min(missed, key=lambda one: self._said[one].lost)",
         "peer = missed[0]",
         "tests/property/test_folding.py",
     ),
     "folding, of one moment": Mutation(
         "policies/folding.py",
-        "asked.moment(message.iteration if self._slack == 0 else 0)",
-        "asked.moment(0)",
+        "asked.after(message.iteration)",
+        "asked.after(0)",
         "tests/property/test_folding.py",
     ),
     "knowledge transfer": Mutation(

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from dlion_worker.policies.interface import Flat, Message
 
 ANSWER_STEPS = 3
-"""Who has not said after so many steps what it holds is not waited for."""
+"""Who has not said after so many steps what it holds is not waited for: in lock step, where a step
+takes as long as messages do."""
 
-MOST_MOMENTS = 6
-"""Of which these weights are kept: an answer takes an iteration or two to be made."""
+LOOSE_ANSWER_STEPS = 30
+"""The same where steps wait for no message."""
+
+MOST_MOMENTS = 3
+"""Of which these weights are kept: in lock step an answer is of the iteration after which it was
+asked for, or of the next."""
 
 
 @dataclass
@@ -29,7 +34,7 @@ class Inquiry:
 
     awaited: set[Rank]
     """Who has not said yet."""
-    steps_left: int = ANSWER_STEPS
+    steps_left: int
 
     def stepped(self) -> bool:
         """One step more; whether it was the last that somebody is waited for."""
@@ -70,10 +75,10 @@ class Asked:
     moments: dict[int, Moment] = field(default_factory=dict)
     """By the last iteration whose update they hold, from when it was asked on."""
 
-    def wants(self, iteration: int) -> bool:
+    def wants(self, iteration: int, most: int) -> bool:
         """Whether what these weights are after that iteration's update is to be kept."""
-        return iteration not in self.moments and len(self.moments) < MOST_MOMENTS
+        return iteration not in self.moments and len(self.moments) < most
 
-    def moment(self, iteration: int) -> Moment:
+    def after(self, iteration: int) -> Moment:
         """That iteration's, or the nearest that is kept."""
         return self.moments[min(self.moments, key=lambda one: (abs(one - iteration), one))]

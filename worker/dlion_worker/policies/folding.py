@@ -9,16 +9,15 @@ lacks some of it asks all what they hold now, then one that has it for its weigh
     (m1 w1 + m2 w2) / (m1 + m2),
 
 m1 the samples that it holds and the other does not, m2 the other way round, both as of when it
-asked, in lock step after the same iteration of both: what it trains on while the weights are on
-their way stays whole. Weights are told as where they come to rest, so that moments, which carry
-on what each has trained on, need not be. From then on it holds both, says so to all who may lack
-some, and folds nothing of it again. What the exchange of gradients
-makes up for by itself, less than `least_samples`, counts for nothing: it moves no weights.
+asked, in lock step of after the same iteration: what it trains on while the weights are on their
+way stays whole. Weights are told as where they come to rest, so that moments, which carry on what
+each has trained on, need not be. From then on it holds both and says so to all who may lack some.
+Less than `least_samples` counts for nothing: the exchange of gradients makes up for it by itself.
 
-So one that held still (m1 = 0) takes the other's weights; and so do two whose link was cut where
-a third was linked with both all the time. It holds what either has trained on, and is asked before
-those that do not hold all that is held here; else the lowest rank is. A mean of the two would halve
-what each has trained on, and leave them apart from the third, who has it whole.
+So one that held still (m1 = 0) takes the other's weights; and so do two whose link was cut where a
+third was linked with both all the time. It holds what either has trained on, and who lacks least of
+what is held here is asked. A mean of the two would halve what each has trained on, and leave them
+apart from the third, who has it whole.
 
 The side that is behind also takes up at the iteration where the other is: far apart neither would
 ever count on the other again.
@@ -39,7 +38,15 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
-from dlion_worker.policies.asking import Asked, Inquiry, Moment, Said
+from dlion_worker.policies.asking import (
+    ANSWER_STEPS,
+    LOOSE_ANSWER_STEPS,
+    MOST_MOMENTS,
+    Asked,
+    Inquiry,
+    Moment,
+    Said,
+)
 from dlion_worker.policies.held import MOST_SAMPLES, Held, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
     Descended,
@@ -68,8 +75,8 @@ _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
 )
 _STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
-MOST_ANSWERS = 8
-"""Between two steps a peer is told no more often what is held here."""
+MOST_ANSWERS, MOST_GIVEN = 8, 2
+"""Between two steps: how often peers are asked and told what is held, and get these weights."""
 
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Before a rank, in a checkpoint."""
@@ -119,8 +126,8 @@ class FoldingMachine:
         self._stepped = False
         self._leveling = Leveling(slack)
         self._inquiry: Inquiry | None = None
-        self._answers: Counter[Rank] = Counter()
-        """How often each peer has been told what is held here since the last step."""
+        self._since_step: Counter[tuple[MessageKind, Rank]] = Counter()
+        """How often each has been sent what since the last step; this worker: has asked all."""
         self._asked: Asked | None = None
         self._owed: dict[Rank, int] = {}
         """Peers that have asked for these weights, of that iteration or a later one."""
@@ -183,6 +190,7 @@ class FoldingMachine:
     def restore(self, state: Mapping[str, Value]) -> None:
         """Takes back what `state` gave; before any other event."""
         self._machine.restore(state)
+        self._iteration = self._made = int(state["iteration"])
         self._held = _by_rank(state, _HELD)
         self._heard = _by_rank(state, _STEP_OF)
 
@@ -209,9 +217,8 @@ class FoldingMachine:
     def _stepped_to(self, iteration: int) -> list[Instruction]:
         self._iteration = iteration
         self._leveling.stepped(iteration)
-        self._answers.clear()
-        is_over = self._inquiry is not None and self._inquiry.stepped()
-        return self._ask() if is_over else []
+        self._since_step.clear()
+        return self._ask() if self._inquiry is None or self._inquiry.stepped() else []
 
     # ---- peers ---------------------------------------------------------------------------------
 
@@ -225,7 +232,8 @@ class FoldingMachine:
         self._linked.discard(rank)
         self._leveling.left(rank)
         self._said.pop(rank, None)
-        self._answers.pop(rank, None)
+        for kind in _KINDS:
+            del self._since_step[kind, rank]
         self._answerable.discard(rank)
         self._owed.pop(rank, None)
         if self._inquiry is not None:
@@ -254,7 +262,10 @@ class FoldingMachine:
             self._inquiry = None
             return []
         if self._inquiry is None:
-            self._inquiry = Inquiry(self._linked - set(missed))
+            if not self._may(MessageKind.HELD_REQUEST, self._rank, MOST_ANSWERS):
+                return []
+            steps = ANSWER_STEPS if self._slack == 0 else LOOSE_ANSWER_STEPS
+            self._inquiry = Inquiry(self._linked - set(missed), steps)
             request = Message(MessageKind.HELD_REQUEST, self._iteration)
             questions: list[Instruction] = [
                 Send(peer, request) for peer in sorted(self._inquiry.awaited)
@@ -264,14 +275,15 @@ class FoldingMachine:
         if self._inquiry.awaited:
             return []
         self._inquiry = None
-        peer = min(missed, key=lambda one: self._said[one].lost >= least)
+        peer = min(missed, key=lambda one: self._said[one].lost)
         self._asked = Asked(peer)
         self._remember()
         self._folding(True)
         return [Send(peer, Message(MessageKind.FOLD_REQUEST, self._made))]
 
     def _remember(self) -> None:
-        if self._asked is not None and self._asked.wants(self._made):
+        most = MOST_MOMENTS if self._slack == 0 else 1
+        if self._asked is not None and self._asked.wants(self._made, most):
             self._asked.moments[self._made] = Moment(dict(self._held), self._replica.resting_D)
 
     def _compared(self, held: Held) -> Said:
@@ -293,7 +305,7 @@ class FoldingMachine:
                 case _:
                     return self._fold(sender, message)
         except ContractError as error:
-            return [Refuse(sender, str(error))]
+            return [Refuse(sender, str(error)), *self._ask()]
 
     def _told(self, sender: Rank, message: Message) -> list[Instruction]:
         said, rest = decode_held(message.payload, self._ranks)
@@ -314,13 +326,16 @@ class FoldingMachine:
     def _answered(self, sender: Rank) -> list[Instruction]:
         if not self._stepped or sender not in self._linked:
             return []
-        self._answers[sender] += 1
-        return [self._tell(sender)] if self._answers[sender] <= MOST_ANSWERS else []
+        return [self._tell(sender)] if self._may(MessageKind.HELD, sender, MOST_ANSWERS) else []
+
+    def _may(self, kind: MessageKind, peer: Rank, most: int) -> bool:
+        self._since_step[kind, peer] += 1
+        return self._since_step[kind, peer] <= most
 
     def _requested(self, sender: Rank, message: Message) -> list[Instruction]:
         """Once for each time that it was told what is held here. Where iterations are common to
         all, the update that its weights hold and these do not is waited for."""
-        if sender not in self._answerable:
+        if sender not in self._answerable or not self._may(MessageKind.FOLD, sender, MOST_GIVEN):
             return []
         self._answerable.discard(sender)
         if self._slack == 0 and message.iteration == self._made + 1:
@@ -354,10 +369,10 @@ class FoldingMachine:
             return []
         self._said.pop(sender, None)
         self._over()
-        moment = asked.moment(message.iteration if self._slack == 0 else 0)
-        then, then_D = moment.held, moment.resting_D
         theirs, coded = decode_held(message.payload, self._ranks)
         others_D = decode_weights(coded, self._size)
+        moment = asked.after(message.iteration)
+        then, then_D = moment.held, moment.resting_D
         if not lacking(then, theirs):
             return self._ask()
         own = lacking(theirs, then)
@@ -368,7 +383,7 @@ class FoldingMachine:
         return [
             meeting,
             *(self._tell(peer) for peer in sorted(self._linked) if self._has_news_for(peer)),
-            *self._ask(),
+            *self._ask(),  # asks all first, never for weights before the fold is carried out
         ]
 
     def _has_news_for(self, peer: Rank) -> bool:

@@ -97,8 +97,8 @@ class FlatOptimizer:
         """Where the weights would come to rest if every gradient were zero from now on.
 
         Moments carry weights on for some steps after a gradient; this is what they hold of it
-        already, whenever that shows. Exact for SGD. For Adam at today's rate, epsilon left out of
-        how the variance fades; the weights themselves where its moves would not fade.
+        already, whenever that shows. Exact for SGD. For Adam with the variance as it is, which the
+        gradients that do come keep up, and at today's rate.
         """
         if not self._moments:
             return weights_D.copy()
@@ -106,10 +106,7 @@ class FlatOptimizer:
             factor = self._spec.momentum
             moves = factor / (1 - factor) * (factor if self._spec.nesterov else 1)
             return weights_D + np.float32(moves) * self._moments["momentum"]
-        fading = self._spec.beta1 / math.sqrt(self._spec.beta2)
-        if fading >= 1:
-            return weights_D.copy()
-        left = np.float32(float(self._rate) * fading / (1 - fading))
+        left = np.float32(float(self._rate) * self._spec.beta1 / (1 - self._spec.beta1))
         spread_D: Flat = np.sqrt(self._moments["variance"]) + np.float32(self._spec.epsilon)
         return weights_D - left * self._moments["mean"] / spread_D
 
