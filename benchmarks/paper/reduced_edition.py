@@ -34,7 +34,7 @@ TARGET = 0.35
 TARGETS: Mapping[str, float] = {"fedat": 0.15}
 """Mean accuracy over replicas that stands for the published one; of parts that TARGETS names, that.
 Between two rounds of `fedat` each replica has moved towards its own labels: their mean accuracy is
-half that of the averaged model, and 15 % is the most that all but two decimals come to."""
+about half that of the averaged model, and 15 % is about the most that all columns come to."""
 
 _RATES = ("mbitPerS", "uplinkMbitPerS", "downlinkMbitPerS", "betweenSitesMbitPerS")
 
