@@ -30,6 +30,7 @@ from dlion_worker.policies.interface import (
     Mix,
     SendWeights,
 )
+from dlion_worker.policies.knowledge_transfer import SETTLING_STEPS
 from policy_cluster import Replica, spec
 from weights_cluster import WeightsCluster
 
@@ -137,6 +138,9 @@ def test_all_meet_at_the_mean_by_samples(
     cluster.deliver_all()
     cluster.steps(2)
     np.testing.assert_allclose(cluster.weights(), (2 * HERE + THERE) / 3, rtol=1e-5)
-    cluster.steps(2 * PERIOD)
-    assert cluster.mixes >= 2  # and transfer goes on
+    merged = cluster.mixes
+    cluster.steps(SETTLING_STEPS - late_steps - 4)
+    assert cluster.mixes == merged  # until moments have come together
+    cluster.steps(2 * PERIOD + late_steps + 4)
+    assert cluster.mixes >= merged + 2  # and transfer goes on
     np.testing.assert_allclose(cluster.weights(), (2 * HERE + THERE) / 3, rtol=1e-5)

@@ -46,7 +46,7 @@ from dlion_worker.policies.interface import (
     Send,
     Value,
 )
-from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, Peers
+from dlion_worker.policies.knowledge_transfer import SETTLING_STEPS, KnowledgeTransfer, Peers
 from dlion_worker.policies.synchronization import Synchronizer
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class WorkerMachine:
         if under_way:
             self._transfer.suspend()
         else:
-            self._transfer.resume()
+            self._transfer.resume(SETTLING_STEPS)
 
     # ---- messages ------------------------------------------------------------------------------
 
