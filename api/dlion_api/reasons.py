@@ -65,7 +65,7 @@ class EventReason(StrEnum):
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
     FOLDED_TOGETHER = (
         "FoldedTogether",
-        "a worker met one that it was cut off from at the mean, or took over who holds all of both",
+        "a worker met another at the mean of their weights, or took over some that hold all",
     )
     QUORUM_LOST = (
         "QuorumLost",
