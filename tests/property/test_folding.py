@@ -361,8 +361,8 @@ def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
 def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
-    """Every update moves all weights by one; two are a hundred away before. Who comes back may
-    leave out an iteration that its peer has done already, and one more until it hears of it."""
+    """Every update moves all weights by one; two are a hundred away before. Who comes back leaves
+    out iterations that its peer has done already, a few where messages are slow."""
     cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", least_samples=13)
     cluster.rate = np.float32(1)
     gradient_D = np.ones(cluster.layout.size, np.float32)
@@ -388,7 +388,7 @@ def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
     assert cluster.folds() == 2
     np.testing.assert_allclose(cluster.weights()[2], start_D - 30, atol=1e-4)
     for weights_D in cluster.weights()[:2]:
-        np.testing.assert_allclose(weights_D, start_D - 30, atol=2.1)
+        np.testing.assert_allclose(weights_D, start_D - 30, atol=5.1)
 
 
 @pytest.mark.parametrize("later", [0, 1, 2])

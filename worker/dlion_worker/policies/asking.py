@@ -1,7 +1,8 @@
 """A worker that asks for another side's weights: whom it waits for, and what it was meanwhile.
 
 Called by `folding`. Weights that arrive are of a moment ago. They are set against what this
-worker's own were at the same iteration, so that what both have taken since counts once.
+worker's own were when it asked, or in lock step after the same iteration, so that what both have
+taken since counts once.
 
 Source: the project's definition.
 """

@@ -23,9 +23,8 @@ The side that is behind also takes up at the iteration where the other is: far a
 ever count on the other again.
 
 Any order of messages, repeated ones and a second cut in the middle lead two groups of equal
-replicas to the same weights. Three groups that meet at one moment meet at a mean too, but not
-always at the one by samples: who folds with a group that has folded already cannot tell whose part
-is whose.
+replicas to the same weights. Three that meet at one moment meet at a mean, but not always by
+samples: who folds with a group that has folded already cannot tell whose part is whose.
 
 Source: the project's definition.
 """
@@ -176,8 +175,10 @@ class FoldingMachine:
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
-        """The other machine's, or where a peer that came back is."""
-        return self._leveling.next_iteration(self._machine.next_iteration())
+        """The other machine's, or where a peer that came back is; not while weights are under way,
+        which do not make up for what is left out then."""
+        usual = self._machine.next_iteration()
+        return usual if self._asked else self._leveling.next_iteration(usual)
 
     def state(self) -> dict[str, Value]:
         """The other machine's, and what the weights hold."""
