@@ -20,15 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import (
-    AnyCoding,
-    GradientPart,
-    Selected,
-    decode_gradient,
-    encode_selected,
-    require_finite,
-)
+from dlion_worker.codecs import AnyCoding, GradientPart, require_finite
 from dlion_worker.policies.delayed import DelayedMachine
+from dlion_worker.policies.entries import code, largest, only
 from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
@@ -42,9 +36,6 @@ if TYPE_CHECKING:
 
 _READ_BY = "touched_when_read_by_"
 """Before a rank, in a checkpoint: the touch counter when that peer read."""
-
-_LEAST = np.array([1], np.uint32)
-"""Bits of the lowest float32 above zero: a cut that keeps all but zeros."""
 
 
 def adacomp(context: Context, parameters: AdacompParameters) -> Machine:
@@ -66,7 +57,7 @@ class Touches:
 
     def __init__(self, layout: Layout, share: float, codec: AnyCoding) -> None:
         self._slices = layout.slices()
-        self._size, self._share, self._codec = layout.size, share, codec
+        self._share, self._codec = share, codec
         self._touched_D = np.zeros(layout.size, np.uint32)
         self._read_D: dict[Rank, NDArray[np.uint32]] = {}
 
@@ -80,15 +71,12 @@ class Touches:
         require_finite(gradient_D, "gradient")
         kept_D = np.zeros_like(gradient_D)
         for where in self._slices:
-            chosen_K = largest(gradient_D[where], self._share)
-            kept_D[where][chosen_K] = gradient_D[where][chosen_K]
-        kept = int(np.count_nonzero(kept_D))
-        if not kept:
-            return Outgoing({}, GradientPart(kept_D))
-        end_L = np.array([self._size], np.int64)
-        peak = float(np.abs(kept_D).max())
-        payload = encode_selected(Selected(kept_D, end_L, _LEAST, kept, peak), self._codec)
-        return Outgoing(dict.fromkeys(peers, payload), decode_gradient(payload, self._size))
+            own_V = gradient_D[where]
+            kept_D[where] = only(own_V, largest(own_V, share_of(own_V.size, self._share)))
+        coded = code(kept_D, self._codec)
+        if coded.payload is None:
+            return Outgoing({}, coded.part)
+        return Outgoing(dict.fromkeys(peers, coded.payload), coded.part)
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
         """Divides each entry by the updates that touched it since its sender read."""
@@ -128,17 +116,10 @@ class Touches:
         }
 
 
-def largest(value_V: Flat, share: float) -> NDArray[np.intp]:
-    """Indices of the max(1, floor(share * length)) largest magnitudes, in no order.
+def share_of(length: int, share: float) -> int:
+    """How many entries of a variable are kept.
 
-    >>> sorted(largest(np.array([1, -5, 3, 0], np.float32), 0.5).tolist())
-    [1, 2]
+    >>> share_of(250, 0.01)
+    2
     """
-    count = max(1, int(round(share * value_V.size, 9)))
-    magnitude_V = np.abs(value_V)
-    if count >= value_V.size:
-        return np.arange(value_V.size)
-    lowest = np.partition(magnitude_V, value_V.size - count)[value_V.size - count]
-    above_K = np.flatnonzero(magnitude_V > lowest)
-    equal_K = np.flatnonzero(magnitude_V == lowest)[: count - above_K.size]
-    return np.concatenate([above_K, equal_K])
+    return max(1, int(round(share * length, 9)))

@@ -31,7 +31,7 @@ import numpy as np
 
 from dlion_worker.codecs import AnyCoding, require_finite
 from dlion_worker.policies.building import Context, gradient_machine
-from dlion_worker.policies.entries import Residual, magnitude_bits
+from dlion_worker.policies.entries import Residual, magnitude_bits, nth_largest
 from dlion_worker.policies.sending import Outgoing
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class DeepCompression:
         for where in self._slices:
             part = bits_D[where]
             if part.size:
-                place = part.size - max(1, math.ceil(share * part.size))
-                lowest = max(np.partition(part, place)[place], np.uint32(1))
+                count = max(1, math.ceil(share * part.size))
+                lowest = max(nth_largest(part, count), np.uint32(1))
                 is_chosen_D[where] = part >= lowest
         return is_chosen_D
 

@@ -57,13 +57,28 @@ def largest(value_D: Flat, count: int) -> NDArray[np.intp]:
         return np.empty(0, np.intp)
     if count >= bits_D.size:
         return np.flatnonzero(bits_D)
-    lowest = np.partition(bits_D, bits_D.size - count)[bits_D.size - count]
+    lowest = nth_largest(bits_D, count)
     if not lowest:
         return np.flatnonzero(bits_D)
     is_kept_D = bits_D > lowest
     room = count - int(np.count_nonzero(is_kept_D))
     is_kept_D[np.flatnonzero(bits_D == lowest)[:room]] = True
     return np.flatnonzero(is_kept_D)
+
+
+def nth_largest(bits_D: NDArray[np.uint32], count: int) -> np.uint32:
+    """The `count`-th of them from above (from 1 to their number).
+
+    >>> nth_largest(np.array([0, 7, 0, 5, 0, 9], np.uint32), 2)
+    np.uint32(7)
+    """
+    zeros = bits_D.size - int(np.count_nonzero(bits_D))
+    if bits_D.size - zeros < count:
+        return np.uint32(0)
+    if 2 * zeros > bits_D.size:  # a selection takes long over many equal entries
+        bits_D = bits_D[bits_D != 0]
+    place = bits_D.size - count
+    return np.uint32(np.partition(bits_D, place)[place])
 
 
 def only(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Flat:
