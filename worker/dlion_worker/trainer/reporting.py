@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from dlion_api.measurements import Directive, LinkDelivery
 from dlion_api.names import Rank
@@ -26,6 +27,9 @@ from dlion_worker.training.evaluation import Evaluated
 
 LINK_INTERVAL_S = 1.0
 """Links are reported at most this often: counters add up, nothing is lost in between."""
+IDLE_INTERVAL_S = 10.0
+"""One that carries nothing, and of which nothing else has changed, only this often: with a server
+or on a sparse graph most links are such."""
 
 
 class Reporter:
@@ -48,6 +52,7 @@ class Reporter:
         self._send = send
         self._sent_bytes: dict[Rank, int] = {}
         self._acknowledged_bytes: dict[Rank, int] = {}
+        self._reported: dict[Rank, LinkRecord] = {}
         self._next_links_s = 0.0
 
     def now_s(self) -> float:
@@ -121,14 +126,25 @@ class Reporter:
         *,
         now: bool = False,
     ) -> None:
-        """Every link since its last record; skipped while the last one is younger than a second."""
+        """Every link since its last record, `now` or where they are due."""
         time_s = self.now_s()
         if time_s < self._next_links_s and not now:
             return
         self._next_links_s = time_s + LINK_INTERVAL_S
-        self._send(
-            [self._link(time_s, peer, s, directive, iteration) for peer, s in states.items()]
-        )
+        records = [self._link(time_s, peer, s, directive, iteration) for peer, s in states.items()]
+        told = [one for one in records if now or self._says_something(one)]
+        self._reported.update((one.peer, one) for one in told)
+        if told:
+            self._send(list[ProgressRecord](told))
+
+    def _says_something(self, record: LinkRecord) -> bool:
+        """Whether it is not what was reported of that link a little while ago."""
+        last = self._reported.get(record.peer)
+        if last is None or record.sent_bytes or record.acknowledged_bytes:
+            return True
+        if record.time_s >= last.time_s + IDLE_INTERVAL_S:
+            return True
+        return record != replace(last, time_s=record.time_s, iteration=record.iteration)
 
     def _link(
         self,
