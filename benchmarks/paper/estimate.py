@@ -88,13 +88,14 @@ def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float
 
 
 def _simulated_sample_s(comparison: Comparison, cost: Cost, scale: float) -> float:
-    """Of one sample: its gradient, its part of evaluations and of messages to all peers."""
+    """Of one sample: its gradient, its part of evaluations and of messages: to all peers, or to a
+    server and back."""
     document = yaml.safe_load(comparison.file.read_text())
     evaluation = {**EVALUATION, **document["spec"]["trainer"].get("evaluation", {})}
     every = evaluation["everySamples"] if scale == 1 else scaled_evaluation(scale)
     workers = comparison.workers
     judged = workers * evaluation["maxSamples"] / every * FORWARD_FRACTION
-    messages = workers * (workers - 1) / comparison.batch
+    messages = (2 if comparison.has_server else workers) * (workers - 1) / comparison.batch
     return cost.sample_s * (SIMULATED + judged) + MESSAGE_S * messages
 
 

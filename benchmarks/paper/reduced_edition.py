@@ -1,8 +1,9 @@
-"""The comparisons on CIFAR-10 with a network that costs a fraction, and links slower in proportion.
+"""The comparisons with networks that cost a fraction, and links slower in proportion.
 
 A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
 with the published network; only what is learnt from a sample is less. So the systems stand in the
-same trade between computing and sending. Runs last half as long in virtual time, to a lower target.
+same trade between computing and sending. Runs last half as long in virtual time, to a lower
+target; on MNIST, where the network is the cheapest by far, as long.
 """
 
 from __future__ import annotations
@@ -13,25 +14,43 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from published import CIFAR10, HERE, SLIDES, Comparison, environment
+from published import CIFAR10, HERE, MNIST, SLIDES, Comparison, environment
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_worker.environments import load_environment
 
 NAME = "reduced"
-PROGRAM = HERE / NAME / "cifar10.py"
-PARAMETERS = 39_178
-"""Of the network in PROGRAM."""
 
-REPLACED: Mapping[Path, int] = {CIFAR10: 1_147_466, SLIDES: 4_224_970}
-"""Parameters of the network that each manifest names: `cipher`, `cnn17`."""
+
+@dataclass(frozen=True)
+class Network:
+    """What stands for the network of a manifest."""
+
+    program: Path
+    parameters: int
+    replaced: int
+    """Parameters of the manifest's own: `cipher`, `cnn17`."""
+
+    @property
+    def factor(self) -> float:
+        """Of every link's rate."""
+        return self.parameters / self.replaced
+
+
+_CIFAR10, _MNIST = (HERE / NAME / f"{name}.py" for name in ("cifar10", "mnist"))
+NETWORKS: Mapping[Path, Network] = {
+    CIFAR10: Network(_CIFAR10, 39_178, 1_147_466),
+    SLIDES: Network(_CIFAR10, 39_178, 4_224_970),
+    MNIST: Network(_MNIST, 101_770, 1_146_890),
+}
 
 TIME = 0.5
-"""Of the published virtual time."""
+TIMES: Mapping[str, float] = {"adacomp": 1.0}
+"""Of the published virtual time; of parts that TIMES names, that."""
 
 TARGET = 0.35
-TARGETS: Mapping[str, float] = {"fedat": 0.15}
+TARGETS: Mapping[str, float] = {"fedat": 0.15, "adacomp": 0.95}
 """Mean accuracy over replicas that stands for the published one; of parts that TARGETS names, that.
 Between two rounds of `fedat` each replica has moved towards its own labels: their mean accuracy is
 about half that of the averaged model, and 15 % is about the most that all columns come to."""
@@ -47,19 +66,19 @@ class Reduction:
 
     def of(self, comparison: Comparison) -> Comparison | None:
         """The same in small; None for what has no such edition."""
-        if comparison.part == "gpu" or comparison.file not in REPLACED:
+        network = NETWORKS.get(comparison.file)
+        if comparison.part == "gpu" or network is None:
             return None
-        factor = PARAMETERS / REPLACED[comparison.file]
         names = {comparison.tuned_in or comparison.environments[0], *comparison.environments}
-        places = {name: self._slowed(name, factor) for name in sorted(names)}
-        program = f"trainer.program={{file: {PROGRAM.relative_to(HERE)}}}"
+        places = {name: self._slowed(name, network.factor) for name in sorted(names)}
+        program = f"trainer.program={{file: {network.program.relative_to(HERE)}}}"
         return replace(
             comparison,
             settings=(program, *comparison.settings),
             environments=tuple(places[name] for name in comparison.environments),
             tuned_in=places[comparison.tuned_in or comparison.environments[0]],
             target=TARGETS.get(comparison.part, TARGET),
-            seconds=round(TIME * comparison.seconds),
+            seconds=round(TIMES.get(comparison.part, TIME) * comparison.seconds),
         )
 
     def _slowed(self, name: str, factor: float) -> str:

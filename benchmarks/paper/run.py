@@ -31,10 +31,10 @@ from pathlib import Path
 import estimate
 from bars import Results, verdicts
 from page import write_page
-from published import Comparison, comparisons, scaled_seconds
+from published import CIFAR10, MNIST, Comparison, comparisons, scaled_seconds
 from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
-from reduced_edition import PARAMETERS, Reduction
+from reduced_edition import NETWORKS, Reduction
 
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.compare import COMPARISON, compare
@@ -215,7 +215,8 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
     )
     if arguments.reduced:
         head += (
-            f" A network of {PARAMETERS:,} parameters, and links slower in proportion"
+            f" Networks of {NETWORKS[CIFAR10].parameters:,} parameters (CIFAR-10) and "
+            f"{NETWORKS[MNIST].parameters:,} (MNIST), and links slower in proportion"
             " ([why](benchmarks.md#the-published-evaluations))."
         )
     if arguments.is_look:

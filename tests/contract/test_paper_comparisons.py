@@ -100,12 +100,19 @@ def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_sma
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 14  # neither MNIST, nor wrong labels, nor mobilenet
+    assert len(lines) == 18  # neither wrong labels, nor mobilenet
     assert all("all is well" in line for line in lines)
     reduction = reduced_edition.Reduction(tmp_path)
-    for one, network in ((published.comparisons()[0], cipher), (published.comparisons()[1], cnn17)):
+    named = {one.name: one for one in published.comparisons()}
+    colour, grey = (32, 32, 3), (28, 28, 1)
+    for one, network, shape in (
+        (named["systems"], cipher, colour),
+        (named["slides"], cnn17, colour),
+        (named["adacomp-5"], cipher, grey),
+    ):
         small = reduction.of(one)
-        factor = reduced_edition.PARAMETERS / network((32, 32, 3), 10).count_params()
+        stands_in = reduced_edition.NETWORKS[one.file].parameters
+        factor = stands_in / network(shape, 10).count_params()
         for name, place in zip(one.environments, small.environments, strict=True):
             was, now = load_environment(published.environment(name)), load_environment(place)
             assert [machine.cores for machine in now.workers] == [m.cores for m in was.workers]
@@ -113,19 +120,22 @@ def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_sma
             assert rates(now) == pytest.approx([factor * rate for rate in rates(was)], rel=1e-5)
 
 
-@pytest.mark.usefixtures("published")
-def test_the_reduced_network_has_the_size_that_links_are_slowed_by() -> None:
+@pytest.mark.parametrize("manifest", ["CIFAR10", "SLIDES", "MNIST"])
+def test_the_reduced_network_has_the_size_that_links_are_slowed_by(
+    published: ModuleType, manifest: str
+) -> None:
     import importlib.util
 
     import reduced_edition
 
-    spec = importlib.util.spec_from_file_location("reduced_cifar10", reduced_edition.PROGRAM)
+    network = reduced_edition.NETWORKS[getattr(published, manifest)]
+    spec = importlib.util.spec_from_file_location("reduced_network", network.program)
     assert spec is not None
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     size = program.build_model().count_params()
-    assert size == reduced_edition.PARAMETERS == program.PARAMETERS
+    assert size == network.parameters == program.PARAMETERS
 
 
 def rates(environment: Environment) -> list[float]:
@@ -300,3 +310,7 @@ def test_the_estimate_grows_with_seeds_with_time_and_with_messages(
     assert seconds[6, 5] / seconds[6, 1] == pytest.approx((2 * 5 + 3) / (2 + 3))
     # The same samples, but thirty times as many messages for each of them.
     assert seconds[96, 1] > 2 * seconds[6, 1]
+    delays = [one for one in published.comparisons() if one.part == "delays"]
+    first, *_, last = (estimate.core_seconds(one, cost, seeds=1, scale=1.0) for one in delays)
+    # To a server and back, however many they are; but more of them are judged.
+    assert first < last < 2 * first
