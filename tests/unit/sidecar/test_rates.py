@@ -1,6 +1,7 @@
 """Facts: a steady rate is kept over the whole window; one that changes in the middle of an
 observation is right with the second one after that, as the one in which it changed goes; a single
-observation that is far too high is no rise where several are asked for.
+observation that is far too high is no rise where several are asked for; the estimate is the sum of
+what the window holds, whatever came and went.
 """
 
 from __future__ import annotations
@@ -51,3 +52,22 @@ def test_one_observation_that_is_far_too_high_is_no_rise() -> None:
     for _ in range(3):
         rate.add(SECONDS * BEFORE, SECONDS)
     assert rate.rate() == pytest.approx(BEFORE)
+
+
+observations = st.tuples(
+    st.sampled_from([BEFORE, AFTER, 20 * BEFORE]), st.floats(1e-3, 2.0), st.floats(0.0, 3.0)
+)
+
+
+@given(st.lists(observations, max_size=60), st.sampled_from([1, 2]))
+def test_the_estimate_is_what_its_window_holds(
+    taken: list[tuple[float, float, float]], rises: int
+) -> None:
+    rate = rate_of_a_link(rises)
+    for per_s, seconds, span_s in taken:
+        rate.add(per_s * seconds, seconds, span_s)
+        kept = list(rate._buckets)
+        seconds_kept = sum(bucket.seconds for bucket in kept)
+        assert rate.window_s == pytest.approx(seconds_kept, rel=1e-9)
+        if (known := rate.rate()) is not None:
+            assert known == pytest.approx(sum(b.amount for b in kept) / seconds_kept, rel=1e-9)

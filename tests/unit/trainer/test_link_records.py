@@ -50,10 +50,10 @@ class Told:
             busy = self.states[BUSY]
             sent = busy.sent_total + bytes_per_s // 2
             self.states[BUSY] = replace(busy, sent_total=sent, acknowledged_total=sent)
-            self._reporter.links(self.states, None, int(2 * self.now_s))
+            self._reporter.links(lambda: self.states, None, int(2 * self.now_s))
 
     def end(self) -> None:
-        self._reporter.links(self.states, None, int(2 * self.now_s), now=True)
+        self._reporter.links(lambda: self.states, None, int(2 * self.now_s), now=True)
 
     def of(self, peer: Rank) -> list[LinkRecord]:
         return [one for one in self.records if isinstance(one, LinkRecord) and one.peer == peer]

@@ -7,7 +7,8 @@ arguments. Does not know what is counted.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ class _Bucket:
         self.seconds += other.seconds
         self.span_s += other.span_s
         self.count += other.count
+
+    def remove(self, other: _Bucket) -> None:
+        self.amount -= other.amount
+        self.seconds -= other.seconds
+        self.span_s -= other.span_s
+        self.count -= other.count
 
 
 class ChangingRate:
@@ -66,6 +73,8 @@ class ChangingRate:
         self._least_amount = least_amount
         self._least_span_s, self._least_count = least_span_s, least_count
         self._buckets: deque[_Bucket] = deque()
+        self._total = _total(())
+        """Of all buckets: summed up anew it would cost more than all else of a large simulation."""
         self._known: float | None = None
         self._is_known = True
         self._straddling = 0
@@ -84,24 +93,25 @@ class ChangingRate:
             newest.add(one)
         else:
             self._buckets.append(one)
+        self._total.add(one)
         self._forget()
         self._forget_straddling()
 
     def clear(self) -> None:
         """Forgets everything: what is measured has been replaced."""
-        self._buckets.clear()
+        self._drop(len(self._buckets))
         self._is_known = False
         self._straddling = 0
 
     @property
     def window_s(self) -> float:
         """Time that the estimate stands on."""
-        return sum(bucket.seconds for bucket in self._buckets)
+        return self._total.seconds
 
     def rate(self) -> float | None:
         """Amount per second; None until there is a window worth the name."""
         if not self._is_known:  # asked far more often than it changes
-            total = _total(self._buckets)
+            total = self._total
             self._known = total.amount / total.seconds if self._enough(total) else None
             self._is_known = True
         return self._known
@@ -117,32 +127,35 @@ class ChangingRate:
         return recent.seconds >= self._least_change_s
 
     def _forget(self) -> None:
-        window_s = self.window_s
-        while len(self._buckets) > 1 and window_s - self._buckets[0].seconds >= self._most_s:
-            window_s -= self._buckets.popleft().seconds
+        while len(self._buckets) > 1 and self.window_s - self._buckets[0].seconds >= self._most_s:
+            self._total.remove(self._buckets.popleft())
             self._straddling = max(0, self._straddling - 1)
         recent_count, recent = self._recent()
-        older = list(self._buckets)[:-recent_count]
-        if not older:
+        older_count = len(self._buckets) - recent_count
+        older = replace(self._total)
+        older.remove(recent)
+        if not older_count or older.seconds <= 0:
             return
-        before = _total(older)
-        older_rate = before.amount / before.seconds
+        older_rate = older.amount / older.seconds
         change = recent.amount / recent.seconds - older_rate
         if abs(change) <= self._change_fraction * older_rate:
             return
         if change < 0 or self._has_risen(older_rate):
-            for _ in older:
-                self._buckets.popleft()
+            self._drop(older_count)
             self._straddling = len(self._buckets)
 
     def _forget_straddling(self) -> None:
-        since = list(self._buckets)[self._straddling :]
-        if not self._straddling or not since:
+        if not 0 < self._straddling < len(self._buckets):
             return
-        if self._shows_change(_total(since)):
-            for _ in range(self._straddling):
-                self._buckets.popleft()
+        if self._shows_change(_total(islice(self._buckets, self._straddling, None))):
+            self._drop(self._straddling)
             self._straddling = 0
+
+    def _drop(self, count: int) -> None:
+        """The oldest so many; and what has been rounded on the way."""
+        for _ in range(count):
+            self._buckets.popleft()
+        self._total = _total(self._buckets)
 
     def _has_risen(self, older_rate: float) -> bool:
         least = (1 + self._change_fraction) * older_rate

@@ -336,8 +336,12 @@ class VirtualWorker:
 
     def report_links(self, *, now: bool = False) -> None:
         """What has been sent, where it is due or at the end of the run."""
-        states = {peer: link.state() for peer, link in self.parts.links.items()}
-        self.parts.reporter.links(states, self._directive, self.progress.iteration, now=now)
+        self.parts.reporter.links(
+            lambda: {peer: link.state() for peer, link in self.parts.links.items()},
+            self._directive,
+            self.progress.iteration,
+            now=now,
+        )
 
     # ---- the sidecar ---------------------------------------------------------------------------
 

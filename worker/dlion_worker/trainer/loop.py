@@ -339,7 +339,7 @@ class TrainingLoop:
 
     def report_links(self, *, now: bool = False) -> None:
         """What has been sent, where it is due or at the end of the run."""
-        states, iteration = self._parts.exchange.link_states(), self.progress.iteration
+        states, iteration = self._parts.exchange.link_states, self.progress.iteration
         self._parts.reporter.links(states, self._directive, iteration, now=now)
 
     def _tell_sidecar(self, wall_s: float, cpu_s: float) -> None:

@@ -120,18 +120,20 @@ class Reporter:
 
     def links(
         self,
-        states: Mapping[Rank, LinkState],
+        states: Callable[[], Mapping[Rank, LinkState]],
         directive: Directive | None,
         iteration: int,
         *,
         now: bool = False,
     ) -> None:
-        """Every link since its last record, `now` or where they are due."""
+        """Every link since its last record, `now` or where they are due: else nobody is asked."""
         time_s = self.now_s()
         if time_s < self._next_links_s and not now:
             return
         self._next_links_s = time_s + LINK_INTERVAL_S
-        records = [self._link(time_s, peer, s, directive, iteration) for peer, s in states.items()]
+        records = [
+            self._link(time_s, peer, s, directive, iteration) for peer, s in states().items()
+        ]
         told = [one for one in records if now or self._says_something(one)]
         self._reported.update((one.peer, one) for one in told)
         if told:

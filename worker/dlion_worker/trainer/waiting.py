@@ -54,7 +54,7 @@ class Waiting:
         if now_s - self._began_s < SILENT_FOR_S:
             return
         states = self._exchange.link_states()
-        self._reporter.links(states, None, iteration)
+        self._reporter.links(lambda: states, None, iteration)
         late = self._unreached(states, now_s)
         if late and now_s - self._told_s >= AGAIN_AFTER_S:
             self._told_s = now_s
