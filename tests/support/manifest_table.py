@@ -97,6 +97,8 @@ ACCEPTED = [
     Case("files by path", {DATASET: {"path": "data/train", "format": "tfrecord"}}),
     Case("a held-out path", {DATASET: {
         "path": "train.npz", "format": "npz", "evaluationPath": "test.npz"}}),
+    Case("paths of each worker's own", {DATASET: {
+        "path": "{site}/{group}-{index}", "format": "npz", "evaluationPath": "{rank}.npz"}}),
     Case("a watched path", {DATASET: {
         "path": "images", "format": "images", "evaluationPath": "held-out", "watch": True}}),
     Case("classes by site", {f"{DATASET}.partition": "bySite", f"{DATASET}.siteClasses": [
@@ -193,6 +195,10 @@ REFUSED = [
     Case("a path without a format", {DATASET: {"path": "x"}}, f"{DATASET}.format", "rule"),
     Case("a held-out path without a path", {f"{DATASET}.evaluationPath": "x"},
          f"{DATASET}.evaluationPath", "rule"),
+    Case("a placeholder that is none", {DATASET: {"path": "{sites}/x", "format": "npz"}},
+         f"{DATASET}.path"),
+    Case("half a placeholder", {DATASET: {
+        "path": "x", "format": "npz", "evaluationPath": "{site"}}, f"{DATASET}.evaluationPath"),
     Case("an unknown data set", {f"{DATASET}.name": "imagenet"}, f"{DATASET}.name"),
     Case("everything held out", {f"{DATASET}.evaluationFraction": 1}, f"{DATASET}.evaluationFraction"),
     Case("classes without bySite", {f"{DATASET}.siteClasses": [

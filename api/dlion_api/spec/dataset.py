@@ -16,6 +16,9 @@ from dlion_api.spec.bounds import (
 
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
 """What each worker fills in with its own in `path` and `evaluationPath`."""
+_PLACEHOLDER = "|".join(name.strip("{}") for name in PATH_PLACEHOLDERS)
+_PATH = rf"([^{{}}]|\{{({_PLACEHOLDER})\}})+"
+_PATH_WORDS = f"a path with braces only in {', '.join(PATH_PLACEHOLDERS)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class Dataset:
     path: str | None = setting(
         "a file or directory, relative to the site's data root.",
         default=None,
+        pattern=_PATH,
+        pattern_words=_PATH_WORDS,
         min_length=1,
         max_length=PATH_LENGTH,
     )
@@ -53,6 +58,8 @@ class Dataset:
     evaluation_path: str | None = setting(
         "held-out samples of the same format; without it a fraction of the path's is held out.",
         default=None,
+        pattern=_PATH,
+        pattern_words=_PATH_WORDS,
         min_length=1,
         max_length=PATH_LENGTH,
     )
