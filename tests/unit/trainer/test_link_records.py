@@ -1,5 +1,5 @@
-"""Facts: a link that carries something is reported every second; one that carries nothing, and of
-which nothing else has changed, every ten, once more when its bytes have stopped, and at the end.
+"""Facts: every link is reported once a second; where it is asked for, one that has never carried
+anything, and of which nothing has changed, less often; all of them at the end.
 
 Left out: what reads the records (tests/unit/results, tests/unit/operator).
 """
@@ -32,7 +32,7 @@ BUSY, IDLE = Rank(1), Rank(2)
 class Told:
     """A reporter of two links, told of them twice a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, unused_links_every_s: float = 0.0) -> None:
         self.records: list[ProgressRecord] = []
         self.now_s = 0.0
         self.states = {BUSY: QUIET, IDLE: QUIET}
@@ -42,6 +42,7 @@ class Told:
             start_monotonic_s=0.0,
             send=self.records.extend,
             clock_s=lambda: self.now_s,
+            unused_links_every_s=unused_links_every_s,
         )
 
     def pass_time(self, seconds: int, *, bytes_per_s: int = 0) -> None:
@@ -59,23 +60,30 @@ class Told:
         return [one for one in self.records if isinstance(one, LinkRecord) and one.peer == peer]
 
 
-def test_idle_links_are_reported_every_ten_seconds() -> None:
+def test_every_link_is_reported_once_a_second() -> None:
     told = Told()
+    told.pass_time(10, bytes_per_s=1000)
+    for peer in (BUSY, IDLE):
+        assert [one.time_s for one in told.of(peer)] == [0.5 + s for s in range(10)]
+
+
+def test_unused_links_are_reported_as_seldom_as_is_asked_for() -> None:
+    told = Told(unused_links_every_s=10.0)
     told.pass_time(20, bytes_per_s=1000)
     assert [one.time_s for one in told.of(IDLE)] == [0.5, 10.5]
-    busy = told.of(BUSY)
-    assert [one.time_s for one in busy] == [0.5 + s for s in range(20)]
+    told.pass_time(3)
+    assert [one.time_s for one in told.of(BUSY)] == [0.5 + s for s in range(23)]
     told.end()
-    assert [one.iteration for one in told.of(IDLE)] == [1, 21, 40]
+    assert [one.iteration for one in told.of(IDLE)] == [1, 21, 41, 46]
     assert sum(one.sent_bytes for one in told.of(BUSY)) == 20_000
 
 
-def test_a_change_is_reported_at_once() -> None:
-    told = Told()
-    told.pass_time(3, bytes_per_s=1000)
+def test_a_change_of_an_unused_link_is_reported_at_once() -> None:
+    told = Told(unused_links_every_s=10.0)
     told.pass_time(3)
     told.states[IDLE] = replace(QUIET, connected=False)
     told.pass_time(3)
-    assert [(one.time_s, one.connected) for one in told.of(IDLE)] == [(0.5, True), (6.5, False)]
-    # That nothing comes any more is told as well: recent rates are read off the last report.
-    assert [one.sent_bytes for one in told.of(BUSY)] == [500, 1000, 1000, 500, 0]
+    told.states[IDLE] = replace(QUIET, sent_total=7)
+    told.pass_time(2)
+    found = [(one.time_s, one.connected, one.sent_bytes) for one in told.of(IDLE)]
+    assert found == [(0.5, True, 0), (3.5, False, 0), (6.5, True, 7), (7.5, True, 0)]

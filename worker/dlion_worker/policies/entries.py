@@ -1,6 +1,6 @@
 """Single entries of a gradient: the largest of them, their payload, and what is left of the rest.
 
-Called by the policies that send some entries and keep the others for later (`ako`,
+Called by the policies that send some entries and keep the others for later (`adacomp`, `ako`,
 `dgc`, `gaia`, `hierarchical`, `max_n_feedback`, `site_means`, `topk`, `twostep`).
 A `Residual` is error feedback: what was not sent, or was rounded off by the codec, stays and is
 added to the next gradient, so that sent + residual = sum of gradients.

@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from dlion_worker.environments.plan import Change, Conditions, Plan
     from dlion_worker.policies.interface import Message
 
+UNUSED_LINKS_EVERY_S = 10.0
+"""With a server or on a sparse graph most links are such: reported every second, they would be most
+of what is recorded, and a good part of a simulation's cost."""
+
 
 @dataclass(frozen=True)
 class SimulationOutcome:
@@ -251,6 +255,7 @@ class Simulation:
                 start_monotonic_s=0.0,
                 send=self._trace.take,
                 clock_s=self._now_s,
+                unused_links_every_s=UNUSED_LINKS_EVERY_S,
             ),
             training_set_samples=data.training_set_samples,
             costs=replace(

@@ -27,9 +27,6 @@ from dlion_worker.training.evaluation import Evaluated
 
 LINK_INTERVAL_S = 1.0
 """Links are reported at most this often: counters add up, nothing is lost in between."""
-IDLE_INTERVAL_S = 10.0
-"""One that carries nothing, and of which nothing else has changed, only this often: with a server
-or on a sparse graph most links are such."""
 
 
 class Reporter:
@@ -43,8 +40,11 @@ class Reporter:
         start_monotonic_s: float,
         send: Callable[[list[ProgressRecord]], None],
         clock_s: Callable[[], float] = time.monotonic,
+        unused_links_every_s: float = 0.0,
     ) -> None:
-        """`clock_s` is the clock by which the run began at `start_monotonic_s`."""
+        """`clock_s` is the clock by which the run began at `start_monotonic_s`. A link that has
+        never carried anything, and of which nothing has changed, is reported this seldom: whoever
+        watches a run takes a link of which nothing is said for one that is gone."""
         self.rank = rank
         self.incarnation = incarnation
         self._start_s = start_monotonic_s
@@ -52,6 +52,7 @@ class Reporter:
         self._send = send
         self._sent_bytes: dict[Rank, int] = {}
         self._acknowledged_bytes: dict[Rank, int] = {}
+        self._unused_links_every_s = unused_links_every_s
         self._reported: dict[Rank, LinkRecord] = {}
         self._next_links_s = 0.0
 
@@ -140,11 +141,11 @@ class Reporter:
             self._send(list[ProgressRecord](told))
 
     def _says_something(self, record: LinkRecord) -> bool:
-        """Whether it is not what was reported of that link a little while ago."""
+        """Whether it is not just what was reported of an unused link a little while ago."""
         last = self._reported.get(record.peer)
-        if last is None or record.sent_bytes or record.acknowledged_bytes:
+        if last is None or self._sent_bytes[record.peer]:
             return True
-        if record.time_s >= last.time_s + IDLE_INTERVAL_S:
+        if record.time_s >= last.time_s + self._unused_links_every_s:
             return True
         return record != replace(last, time_s=record.time_s, iteration=record.iteration)
 
