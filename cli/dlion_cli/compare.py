@@ -21,7 +21,7 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job
 from dlion_cli import options
-from dlion_cli.comparing import Matrix, Planned, Runs, Variant
+from dlion_cli.comparing import Matrix, Planned, Runs, Variant, by_themselves
 from dlion_cli.comparison_table import against_table, comparison_table
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document
@@ -59,7 +59,7 @@ class _List(click.ParamType[tuple[Any, ...]]):
 
 
 class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
-    """Learning rates between commas, of the policy that is named before them or of all."""
+    """Learning rates between commas, of the policy or the column named before them, or of all."""
 
     name = "rates"
 
@@ -68,10 +68,8 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     ) -> tuple[str, tuple[float, ...]]:
         if isinstance(value, tuple):
             return value
-        policy, colon, rates = value.rpartition(":")
-        if colon and policy != IDEAL:
-            find(policy, source="--learning-rates")
-        return policy, _List(float).convert(rates, param, ctx)
+        name, _, rates = value.rpartition(":")
+        return name, _List(float).convert(rates, param, ctx)
 
 
 @click.command(short_help="Compare policies in simulated runs.")
@@ -105,9 +103,10 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     help="Virtual seconds of every run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
-    "--learning-rates", "rates", type=_Rates(), multiple=True, metavar="[POLICY:]X,Y,…",
+    "--learning-rates", "rates", type=_Rates(), multiple=True, metavar="[POLICY|COLUMN:]X,Y,…",
     help="Try these with seed 1 for the first column of each policy, and take the best for all "
-    "columns of that policy. Repeatable, with other rates for a POLICY. Default: the manifest's.",
+    "columns of that policy. Repeatable, with other rates for a POLICY, or for a COLUMN, for which "
+    "the best is then chosen by itself. Default: the manifest's.",
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
@@ -174,19 +173,20 @@ def compare(
     document, _ = read_document(file)
     job = load_manifest(apply_set(document, assignments), source=str(file), lines=None)
     goal = _goal(job, file, target_accuracy, seconds)
+    columns = (
+        *_policy_variants(policies, job.spec.exchange.policy),
+        *(_variant(text, document, assignments) for text in variants),
+    )
     matrix = Matrix(
         file=file,
-        variants=(
-            *_policy_variants(policies, job.spec.exchange.policy),
-            *(_variant(text, document, assignments) for text in variants),
-        ),
+        variants=by_themselves(columns, [name for name, _ in rates]),
         environments=environments,
         assignments=(*assignments, f"trainer.stop={{maxSeconds: {goal.at_s!r}}}"),
         seeds=tuple(range(1, seeds + 1)),
         learning_rates=dict(rates).get("", (job.spec.trainer.optimizer.learning_rate,)),
         target_accuracy=goal.target_accuracy,
         seconds=goal.at_s,
-        family_rates={policy: own for policy, own in rates if policy},
+        family_rates={name: own for name, own in rates if name},
         tuned_in=tuned_in or environments[0],
         calibration=calibration,
         step_overhead_s=step_overhead_s,
@@ -298,8 +298,9 @@ def _check(matrix: Matrix, document: dict[str, Any], held: str | None) -> None:
     if held is not None and held not in names:
         raise click.UsageError(f"--against {held!r}; allowed: {', '.join(names)}")
     unused = set(matrix.family_rates) - {variant.family for variant in matrix.variants}
-    if unused:
-        raise click.UsageError(f"--learning-rates for {unused.pop()!r}: no column has that policy")
+    for name in sorted(unused):
+        find(name, source="--learning-rates")
+        raise click.UsageError(f"--learning-rates for {name!r}: no column has that name or policy")
     folders = [
         Planned(variant, environment, 0.0, 1).folder
         for environment in matrix.environments

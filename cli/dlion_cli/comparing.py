@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +66,15 @@ class Variant:
     """One machine with the summed compute of the environment, and no network."""
     family: str = ""
     """Variants of one family (an exchange policy) train at the learning rate of its first."""
+
+
+def by_themselves(variants: Sequence[Variant], named: Iterable[str]) -> tuple[Variant, ...]:
+    """The variants; of those names that are no family's, each the only one of its own."""
+    alone = set(named) - {variant.family for variant in variants}
+    return tuple(
+        replace(variant, family=variant.name) if variant.name in alone else variant
+        for variant in variants
+    )
 
 
 @dataclass(frozen=True)

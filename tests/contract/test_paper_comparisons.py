@@ -306,8 +306,8 @@ def test_the_estimate_grows_with_seeds_with_time_and_with_messages(
         for one in (few, many)
         for seeds in (1, 5)
     }
-    # Two columns, and three rates.
-    assert seconds[6, 5] / seconds[6, 1] == pytest.approx((2 * 5 + 3) / (2 + 3))
+    # Two columns, and three rates for each.
+    assert seconds[6, 5] / seconds[6, 1] == pytest.approx((2 * 5 + 6) / (2 + 6))
     # The same samples, but thirty times as many messages for each of them.
     assert seconds[96, 1] > 2 * seconds[6, 1]
     delays = [one for one in published.comparisons() if one.part == "delays"]

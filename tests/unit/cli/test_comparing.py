@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlion_cli.compare import compare
-from dlion_cli.comparing import Matrix, Variant
+from dlion_cli.comparing import Matrix, Variant, by_themselves
 from dlion_worker.results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
@@ -86,12 +86,32 @@ def test_a_dry_run_checks_all_and_leaves_nothing(
     assert not out.exists()
 
 
+def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry(
+        "--policies", "dlion", "--variant", "even:batching.policy=even",
+        "--variant", "small:trainer.evaluation.maxSamples=100",
+        "--learning-rates", "0.1,0.2", "--learning-rates", "even:0.01,0.02,0.03",
+        "--seeds", "2", out=tmp_path / "out",
+    )  # fmt: skip
+    # Two for dlion and small, which is dlion's, three for the column; then three columns.
+    assert f"at most {2 + 3 + 3 * 2}" in capsys.readouterr().out
+
+
+def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
+    columns = (Variant("full", (), family="full"), Variant("even", ("a=1",), family="full"))
+    both = by_themselves(columns, ["full", "even"])
+    assert [one.family for one in both] == ["full", "even"]
+    assert by_themselves(columns, ["full"]) == columns
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--policies", ""), "nothing to compare"),
         (("--against", "gaia"), "allowed: dlion, full"),
-        (("--learning-rates", "ako:0.1,0.2"), "no column has that policy"),
+        (("--learning-rates", "ako:0.1,0.2"), "no column has that name or policy"),
         (("--learning-rates", "nonsense:0.1"), "no exchange policy of that name"),
         (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
         (("--tuned-in", "homo-a"), "6 workers"),
