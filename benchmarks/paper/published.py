@@ -7,9 +7,10 @@ manifests and the environments that have no published name are the files beside 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,8 @@ FORMS, BASELINES = ("dlion", "dlion-published"), ("full", "ako", "gaia", "hop")
 WEIGHTED = ", weighted"
 """Ends the name of a baseline's column with weighted batches."""
 
-GRIDS: Mapping[str, tuple[float, ...]] = {
+Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
+GRIDS: Grids = {
     "dlion": (0.02, 0.05, 0.1),
     "dlion-published": (0.02, 0.05, 0.1),
     "full": (0.02, 0.05, 0.1),
@@ -62,7 +64,7 @@ class Comparison:
     target: float
     seconds: int
     """Virtual."""
-    grids: Mapping[str, tuple[float, ...]]
+    grids: Grids
     held: str
     """The column that is held against the others."""
     settings: tuple[str, ...] = ()
@@ -77,6 +79,11 @@ class Comparison:
     def has_server(self) -> bool:
         """Some worker has the server's role: nobody sends to anybody else."""
         return all("server: 0" in one or "=fedat" in one for one in self.columns.values())
+
+    def family(self, column: str) -> str:
+        """The columns that train at one learning rate: of one exchange policy, or one by itself."""
+        policy = re.search(r"exchange\.policy=([\w-]+)", self.columns.get(column, ""))
+        return column if column in self.grids or policy is None else policy[1]
 
     def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
         """Of `dlion compare`."""

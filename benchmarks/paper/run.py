@@ -31,7 +31,7 @@ from pathlib import Path
 import estimate
 from bars import Results, verdicts
 from page import write_page
-from published import CIFAR10, MNIST, Comparison, comparisons, scaled_seconds
+from published import CIFAR10, MNIST, Comparison, Grids, comparisons, scaled_seconds
 from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
 from reduced_edition import NETWORKS, Reduction
@@ -190,7 +190,9 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
     """One environment's runs; recorded where a page is asked for."""
     place = Path(comparison.environments[0]).stem
     print(f"\n== {comparison.name}, {place} ==", flush=True)
-    words = [*_words(comparison, arguments), "--jobs", str(arguments.jobs)]
+    grids = rates_to_try(comparison, arguments) if arguments.page else comparison.grids
+    asked = replace(comparison, grids=grids)
+    words = [*_words(asked, arguments), "--jobs", str(arguments.jobs)]
     done = subprocess.run([sys.executable, "-m", "dlion_cli", "compare", *words], check=False)
     if done.returncode:
         sys.exit(done.returncode)
@@ -203,6 +205,18 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
     if arguments.page:
         print(f"Recorded: {record(arguments.edition, piece)}", flush=True)
     return piece
+
+
+def rates_to_try(comparison: Comparison, arguments: argparse.Namespace) -> Grids:
+    """Of a comparison in one environment. Where another one of it is recorded, the rates that were
+    chosen for that: on another machine others may do best, by chance."""
+    (whole,) = (one for one in _edition(arguments) if one.name == comparison.name)
+    for place in whole.environments:
+        piece = recorded(arguments.edition, replace(comparison, environments=(place,)))
+        if piece is not None:
+            chosen = {comparison.family(row.variant): (row.learning_rate,) for row in piece.rows}
+            return {family: chosen.get(family, rates) for family, rates in comparison.grids.items()}
+    return comparison.grids
 
 
 def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path) -> int:

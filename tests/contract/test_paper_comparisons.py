@@ -4,6 +4,7 @@ tests/simulated/test_paper.py does."""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from dataclasses import replace
@@ -223,6 +224,24 @@ def test_another_network_is_not_taken(
     assert records.recorded("", piece.comparison) == piece
     (tmp_path / "network.py").write_text("one = 2\n")
     assert records.recorded("", piece.comparison) is None
+
+
+def test_rates_chosen_for_one_environment_hold_for_the_next(
+    published: ModuleType, records: ModuleType
+) -> None:
+    import run
+
+    systems = published.comparisons()[0]
+    tuned_in = systems.environments[0]
+    place = replace(systems, environments=("homo-b",), tuned_in=tuned_in)
+    arguments = argparse.Namespace(edition="", reduced=False)
+    assert run.rates_to_try(place, arguments) == systems.grids
+    piece = a_piece(published, records)
+    records.record("", replace(piece, comparison=replace(piece.comparison, tuned_in=tuned_in)))
+    rates = run.rates_to_try(place, arguments)
+    assert rates == {**systems.grids, "dlion": (0.05,), "gaia": (0.05,)}
+    assert systems.family("gaia, weighted") == "gaia"
+    assert systems.family("dlion-published") == "dlion-published"
 
 
 def a_piece(published: ModuleType, records: ModuleType) -> Any:
