@@ -209,9 +209,13 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
 
 def rates_to_try(comparison: Comparison, arguments: argparse.Namespace) -> Grids:
     """Of a comparison in one environment. Where another one of it is recorded, the rates that were
-    chosen for that: on another machine others may do best, by chance."""
+    chosen for that: on another machine others may do best, by chance. In the environment in which
+    rates are chosen they are chosen anew."""
+    (own,) = comparison.environments
+    if own == comparison.tuned_in:
+        return comparison.grids
     (whole,) = (one for one in _edition(arguments) if one.name == comparison.name)
-    for place in whole.environments:
+    for place in (one for one in whole.environments if one != own):
         piece = recorded(arguments.edition, replace(comparison, environments=(place,)))
         if piece is not None:
             chosen = {comparison.family(row.variant): (row.learning_rate,) for row in piece.rows}

@@ -68,8 +68,10 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     ) -> tuple[str, tuple[float, ...]]:
         if isinstance(value, tuple):
             return value
-        name, _, rates = value.rpartition(":")
-        return name, _List(float).convert(rates, param, ctx)
+        name, colon, rates = value.rpartition(":")
+        if colon and not name.strip():
+            self.fail(f"{value!r}: nothing stands before the colon", param, ctx)
+        return name.strip(), _List(float).convert(rates, param, ctx)
 
 
 @click.command(short_help="Compare policies in simulated runs.")
@@ -298,9 +300,12 @@ def _check(matrix: Matrix, document: dict[str, Any], held: str | None) -> None:
     if held is not None and held not in names:
         raise click.UsageError(f"--against {held!r}; allowed: {', '.join(names)}")
     unused = set(matrix.family_rates) - {variant.family for variant in matrix.variants}
-    for name in sorted(unused):
-        find(name, source="--learning-rates")
-        raise click.UsageError(f"--learning-rates for {name!r}: no column has that name or policy")
+    if unused:
+        known = dict.fromkeys((*(variant.family for variant in matrix.variants), *names))
+        raise click.UsageError(
+            f"--learning-rates for {min(unused)!r}; columns and their policies that have no "
+            f"other rates of their own: {', '.join(known)}"
+        )
     folders = [
         Planned(variant, environment, 0.0, 1).folder
         for environment in matrix.environments

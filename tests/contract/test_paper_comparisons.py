@@ -240,6 +240,10 @@ def test_rates_chosen_for_one_environment_hold_for_the_next(
     records.record("", replace(piece, comparison=replace(piece.comparison, tuned_in=tuned_in)))
     rates = run.rates_to_try(place, arguments)
     assert rates == {**systems.grids, "dlion": (0.05,), "gaia": (0.05,)}
+    chosen_in = replace(place, environments=(tuned_in,))
+    assert run.rates_to_try(chosen_in, arguments) == systems.grids, "there they are chosen"
+    homo_a = replace(place, environments=("homo-a",))
+    assert run.rates_to_try(homo_a, arguments) == systems.grids, "not by its own record"
     assert systems.family("gaia, weighted") == "gaia"
     assert systems.family("dlion-published") == "dlion-published"
 

@@ -111,9 +111,13 @@ def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
     [
         (("--policies", ""), "nothing to compare"),
         (("--against", "gaia"), "allowed: dlion, full"),
-        (("--learning-rates", "ako:0.1,0.2"), "no column has that name or policy"),
-        (("--learning-rates", "nonsense:0.1"), "no exchange policy of that name"),
+        (
+            ("--learning-rates", "ako:0.1,0.2"),
+            "policies that have no other rates of their own: dlion, full",
+        ),
+        (("--learning-rates", "nonsense:0.1"), "for 'nonsense'; columns"),
         (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
+        (("--learning-rates", ":0.1"), "before the colon"),
         (("--tuned-in", "homo-a"), "6 workers"),
         (("--calibration", "no/such/file.json"), "cannot be read"),
     ],
