@@ -188,9 +188,9 @@ def _techniques() -> list[Comparison]:
 
 
 def _adacomp() -> list[Comparison]:
-    """Bytes into the server, positions as they are and coded; the same number of samples however
-    many workers. Each gradient counts by its share of the batch, and AdaComp divides it further:
-    so are the rates that are tried."""
+    """Bytes into the server, positions as they are and coded; as many samples however many workers,
+    but for waits. A gradient counts by its share of the batch, and AdaComp divides it further: so
+    rates are high."""
     adacomp = "exchange.policy=adacomp;exchange.parameters={server: 0};exchange.codec="
     columns = {
         "async": "exchange.policy=async;exchange.parameters={server: 0};exchange.codec=float32",
@@ -253,7 +253,7 @@ def _delays() -> list[Comparison]:
 
 
 def _selective() -> list[Comparison]:
-    """The same number of samples however many workers: that is what the seconds come to. Each
+    """As many samples however many workers, but for waits: that is what the seconds come to. Each
     column at a rate of its own; without momentum, which does not go with what comes late."""
     return [
         Comparison(

@@ -74,7 +74,7 @@ class ChangingRate:
         self._least_span_s, self._least_count = least_span_s, least_count
         self._buckets: deque[_Bucket] = deque()
         self._total = _total(())
-        """Of all buckets: summed up anew it would cost more than all else of a large simulation."""
+        """Of all buckets. Kept, as it is asked for at every observation of every link."""
         self._known: float | None = None
         self._is_known = True
         self._straddling = 0
