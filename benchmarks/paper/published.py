@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
 """Relative, so that runs go on in another checkout."""
 CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
+MOBILENET = "trainer.program.builtin=mobilenet"
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
 ENVIRONMENTS = HERE / "environments"
 
 PUBLISHED = (
     "hetero-sys-a", "hetero-sys-b", "hetero-cpu-a", "hetero-net-a", "homo-a", "homo-b",
-    "dynamic-sys-a",
+    "dynamic-sys-a", "intercontinental",
 )  # fmt: skip
-SLIDES_ENVIRONMENTS = ("three-low-one-high", "two-clouds")
+SLIDES_ENVIRONMENTS = ("three-low-one-high", "two-clouds", "two-clouds-hetero")
 FORMS, BASELINES = ("dlion", "dlion-published"), ("full", "ako", "gaia", "hop")
 WEIGHTED = ", weighted"
 """Ends the name of a baseline's column with weighted batches."""
@@ -149,7 +150,7 @@ def _gpu() -> Comparison:
     systems = _systems()
     return replace(
         systems, part="gpu", name="gpu", environments=("gpu-a",), target=0.5, seconds=120,
-        settings=("trainer.program.builtin=mobilenet",),
+        settings=(MOBILENET,),
     )  # fmt: skip
 
 

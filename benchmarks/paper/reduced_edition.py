@@ -3,7 +3,8 @@
 A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
 with the published network; only what is learnt from a sample is less. So the systems stand in the
 same trade between computing and sending. Runs last half as long in virtual time, to a lower
-target; on MNIST, where the network is the cheapest by far, as long.
+target; on MNIST, where the network is the cheapest by far, as long. What has a small network anyway
+is as it is at full size.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from published import CIFAR10, HERE, MNIST, SLIDES, Comparison, environment
+from published import CIFAR10, HERE, MNIST, MOBILENET, SLIDES, Comparison, environment
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
@@ -25,12 +26,12 @@ NAME = "reduced"
 
 @dataclass(frozen=True)
 class Network:
-    """What stands for the network of a manifest."""
+    """What stands for the network of a comparison."""
 
     program: Path
     parameters: int
     replaced: int
-    """Parameters of the manifest's own: `cipher`, `cnn17`."""
+    """Parameters of the published one: `cipher`, `cnn17`, `mobilenet`."""
 
     @property
     def factor(self) -> float:
@@ -44,6 +45,8 @@ NETWORKS: Mapping[Path, Network] = {
     SLIDES: Network(_CIFAR10, 39_178, 4_224_970),
     MNIST: Network(_MNIST, 101_770, 1_146_890),
 }
+"""By the manifest."""
+IN_MOBILENETS_PLACE = Network(_CIFAR10, 39_178, 3_239_114)
 
 TIME = 0.5
 TIMES: Mapping[str, float] = {"adacomp": 1.0}
@@ -64,17 +67,19 @@ class Reduction:
 
     folder: Path
 
-    def of(self, comparison: Comparison) -> Comparison | None:
-        """The same in small; None for what has no such edition."""
+    def of(self, comparison: Comparison) -> Comparison:
+        """The same in small."""
         network = NETWORKS.get(comparison.file)
-        if comparison.part == "gpu" or network is None:
-            return None
+        if network is None:
+            return comparison
+        if MOBILENET in comparison.settings:
+            network = IN_MOBILENETS_PLACE
         names = {comparison.tuned_in or comparison.environments[0], *comparison.environments}
         places = {name: self._slowed(name, network.factor) for name in sorted(names)}
         program = f"trainer.program={{file: {network.program.relative_to(HERE)}}}"
         return replace(
             comparison,
-            settings=(program, *comparison.settings),
+            settings=(program, *(one for one in comparison.settings if one != MOBILENET)),
             environments=tuple(places[name] for name in comparison.environments),
             tuned_in=places[comparison.tuned_in or comparison.environments[0]],
             target=TARGETS.get(comparison.part, TARGET),

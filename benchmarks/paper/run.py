@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, help="holds cifar10/ and mnist/")
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART",
-                        help=f"of {', '.join(parts)}; without it all but gpu")  # fmt: skip
+                        help=f"of {', '.join(parts)}; without it all (gpu: --reduced)")  # fmt: skip
     parser.add_argument("--environments", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS)
     parser.add_argument("--scale", type=float, default=1.0,
@@ -107,7 +107,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
     """The comparisons asked for, each with the environments asked for."""
     chosen = []
     for one in _edition(arguments):
-        by_default = arguments.check or one.part != "gpu"
+        by_default = arguments.check or arguments.reduced or one.part != "gpu"
         if not (one.part in arguments.only if arguments.only else by_default):
             continue
         places = tuple(
@@ -126,7 +126,7 @@ def _edition(arguments: argparse.Namespace) -> list[Comparison]:
     if not arguments.reduced:
         return every
     reduction = Reduction(_root(arguments) / "environments")
-    return [small for one in every if (small := reduction.of(one)) is not None]
+    return [reduction.of(one) for one in every]
 
 
 def _by_environment(comparison: Comparison) -> list[Comparison]:
