@@ -1,4 +1,4 @@
-"""Flips the central line of each policy and says whether the policy's tests notice.
+"""Flips the central line of each policy, rule and lossy codec; says whether its tests notice.
 
     python tools/mutate_policies.py [POLICY ...]
 
@@ -130,6 +130,54 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "rest * (value / peak) / total",
         "rest / len(capacity)",
         "tests/property/test_batching.py",
+    ),
+    "none": Mutation(
+        "policies/gradient_policies.py",
+        "gradient_machine(context, Alone())",
+        "gradient_machine(context, WholeGradient(context.coding))",
+        "tests/unit/policies/test_machine.py",
+    ),
+    "even batches": Mutation(
+        "sidecar/director.py",
+        'weighted=job.spec.batching.policy != "even"',
+        "weighted=True",
+        "tests/unit/sidecar/test_director.py",
+    ),
+    "growing batch": Mutation(
+        "policies/batching.py",
+        "wanted = math.ceil(self._size * growth.factor)",
+        "wanted = self._size + growth.initial",
+        "tests/property/test_batching.py",
+    ),
+    "bounded staleness": Mutation(
+        "policies/synchronization.py",
+        "Rule(slack=max_staleness, spare=0, barrier=False)",
+        "Rule(slack=None, spare=0, barrier=False)",
+        "tests/property/test_machine_schedules.py",
+    ),
+    "backup workers": Mutation(
+        "policies/synchronization.py",
+        "Rule(slack=0, spare=backup_workers, barrier=True)",
+        "Rule(slack=0, spare=0, barrier=True)",
+        "tests/property/test_machine_schedules.py",
+    ),
+    "bipartite": Mutation(
+        "policies/topology.py",
+        "(even, odds[(at + step) % side])",
+        "(even, odds[step % side])",
+        "tests/property/test_topology.py",
+    ),
+    "stochastic rounding": Mutation(
+        "codecs/quantized.py",
+        "np.floor(ratio + chance)",
+        "np.floor(ratio)",
+        "tests/property/test_quantized.py",
+    ),
+    "polyline": Mutation(
+        "codecs/polyline.py",
+        "rest = _zigzag(rounded - before)\n        before = rounded\n        groups += 1",
+        "rest = _zigzag(rounded)\n        before = rounded\n        groups += 1",
+        "tests/property/test_polyline.py",
     ),
     "topk": Mutation(
         "policies/topk.py",

@@ -1,5 +1,5 @@
 """Shares sum to the global batch, follow capacities, and stand still under noise; the global batch
-never shrinks, never leaves its bounds, and does not depend on when it is asked.
+grows as defined, never leaves its bounds, and does not depend on when it is asked.
 
 Left out: examples with names (tests/unit/policies/test_batching.py).
 """
@@ -106,3 +106,29 @@ def test_the_global_batch_keeps_its_bounds_whenever_it_is_asked(
     assert sizes == sorted(sizes)
     assert sizes[0] >= initial
     assert sizes[-1] <= max(initial, min(most, 0.1 * samples))
+
+
+@given(
+    st.integers(1, 500),
+    st.integers(500, 5000),
+    st.integers(1, 60),
+    st.integers(0, 100),
+    st.floats(1.01, 3),
+    st.integers(1, 100_000),
+    st.integers(0, 2000),
+)
+def test_the_global_batch_adds_up_to_one_percent_then_multiplies_up_to_ten(
+    initial: int, most: int, every: int, increment: int, factor: float, samples: int, last: int
+) -> None:
+    size = initial
+    for iteration in range(1, last + 1):
+        if iteration % every:
+            continue
+        if size < int(0.01 * samples):
+            size = max(size, min(size + (increment or initial), int(0.01 * samples), most))
+        else:
+            size = max(size, min(math.ceil(size * factor), int(0.1 * samples), most))
+    growth = GlobalBatchSize(
+        initial=initial, max=most, every_steps=every, increment=increment, factor=factor
+    )
+    assert GlobalBatchController(growth).at(last, samples) == size
