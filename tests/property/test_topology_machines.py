@@ -82,6 +82,23 @@ def test_nobody_is_held_for_ever(kind: str, graph: tuple[str, int | None], leave
         run_at_random(cluster, seed, steps=7, alive=alive)
 
 
+@pytest.mark.parametrize("graph", [RING, ("allToAll", None)], ids=["ring", "all"])
+@pytest.mark.parametrize("kind", sorted({*KINDS, "fedat", "none"}))
+def test_the_learning_rate_follows_the_batch_of_all(
+    kind: str, graph: tuple[str, int | None]
+) -> None:
+    job_spec = {**KINDS, "fedat": weights_spec("fedat"), "none": weights_spec("none")}[kind]
+    growing = replace(job_spec.batching.global_batch_size, initial=30)
+    job_spec = replace(job_spec, batching=replace(job_spec.batching, global_batch_size=growing))
+    if kind == "fedat":
+        graph = ("allToAll", None)
+    cluster = GraphCluster(on(graph, job_spec), [5] * 6)
+    run_at_random(cluster, 1, steps=4)
+    for replica in cluster.replicas.values():
+        batches = {one.global_batch_size or one.samples for one in replica.descents()}
+        assert batches == {30}
+
+
 @pytest.mark.parametrize("policy", ["full", "hop", "async"])
 def test_a_message_from_who_is_no_neighbour_is_refused(policy: str) -> None:
     job_spec = on(RING, weights_spec(policy))

@@ -177,9 +177,10 @@ class Cluster:
         loss = 0.0
         if gradient_D is None:
             gradient_D, loss = linear_gradient(replica.weights_D, *self.batch(rank))
+        of_all = sum(one.local_batch_size for one in self.replicas.values())
         self.handle(
             rank,
-            LocalStepDone(replica.iteration, gradient_D, replica.local_batch_size, loss),
+            LocalStepDone(replica.iteration, gradient_D, replica.local_batch_size, loss, of_all),
         )
 
     def deliver(self, source: Rank, target: Rank) -> bool:

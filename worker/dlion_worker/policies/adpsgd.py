@@ -29,7 +29,6 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import decode_weights, encode_weights
 from dlion_worker.policies.interface import (
-    Descend,
     Flat,
     Instruction,
     LocalStepDone,
@@ -122,7 +121,7 @@ class AdPsgd(PeerMachine):
         if asking:  # one for each event: a second would be of weights that are to be replaced
             told = self._answer(asking[0])
         if self._gradient_D is not None and self._asked is None:
-            told.append(Descend(self._gradient_D, self.global_batch_size()))
+            told.append(self.update(self._gradient_D))
             self._gradient_D, self._samples = None, 0
         return told
 

@@ -20,7 +20,7 @@ from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
 from dlion_worker.policies.machine import WorkerMachine
 from dlion_worker.policies.synchronization import Synchronizer, rule
-from dlion_worker.policies.topology import graph_of
+from dlion_worker.policies.topology import CLUSTERED, graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -70,6 +70,12 @@ class Context:
     def neighbours(self) -> frozenset[Rank]:
         """With whom this worker exchanges: nobody else ever is a member."""
         return self.graph[self.rank]
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether this worker exchanges with every other one."""
+        is_clustered = self.spec.exchange.topology == CLUSTERED
+        return not is_clustered and len(self.neighbours) == len(self.ranks) - 1
 
     @property
     def most_samples(self) -> int:
@@ -169,6 +175,7 @@ def _worker_machine(context: Context, sending: Sending) -> WorkerMachine:
         grows=context.grows,
         size=context.layout.size,
         most_samples=context.most_samples,
+        hears_all=context.hears_all,
         sending=sending,
         weighting=Weighting(context.spec.exchange.weighting),
         synchronizer=synchronizer,

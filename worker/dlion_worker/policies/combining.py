@@ -119,6 +119,7 @@ def descend(
     size: int,
     divisor: int,
     samples: int,
+    global_batch_size: int = 0,
 ) -> Descend:
     """One update: the sum over contributions, in the order given, of (LBS_j / divisor) g_j.
 
@@ -133,7 +134,7 @@ def descend(
         total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
     if total_D is None:
         total_D = np.zeros(size, np.float32)
-    return Descend(total_D, samples)
+    return Descend(total_D, samples, global_batch_size)
 
 
 def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from dlion_api.names import Rank
 from dlion_worker.codecs import decode_weights, encode_weights
 from dlion_worker.policies.interface import (
-    Descend,
     Instruction,
     LocalStepDone,
     Message,
@@ -115,7 +114,7 @@ class D2(QueuedWeightsMachine):
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
         """The own gradient is applied first."""
         self._is_descending = True
-        return [*self.progress(), Descend(step.gradient_D, self.global_batch_size())]
+        return [*self.progress(), self.update(step.gradient_D)]
 
     def descended(self) -> list[Instruction]:
         """What is to be mixed: the weights now, corrected."""

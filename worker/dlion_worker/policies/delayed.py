@@ -77,7 +77,9 @@ class DelayedMachine:
         self._own_as_peers = delays.own_as_peers and self._server is None
         self._synchronizer = Synchronizer(Rule(slack=bound, spare=0, barrier=False))
         self._links = BudgetsChanged({})
-        self._batch_size = 1
+        self._hears_all = context.hears_all
+        self._global_batch_size = context.spec.batching.global_batch_size.initial
+        self._batch_size = max(1, self._global_batch_size // len(context.ranks))
         self._batch_of: dict[Rank, int] = {}
         self._gradient_of: dict[Rank, int] = {}  # the last iteration whose gradient has come
         self._readers = Readers()
@@ -127,6 +129,7 @@ class DelayedMachine:
         outgoing = self._delays.prepare(step.gradient_D, receivers, self._links)
         self._synchronizer.step_done(step.iteration)
         self._batch_size = step.local_batch_size
+        self._global_batch_size = step.global_batch_size
         told: list[Instruction] = [
             Send(peer, self._step_message(outgoing.payloads.get(peer))) for peer in members
         ]
@@ -234,7 +237,8 @@ class DelayedMachine:
         if self._weighting is not None:
             gradient_D *= np.float32(batch_size / self._weighting.divisor(sizes, self._rank))
         self._applying = (sender, part)
-        return Descend(gradient_D, sum(sizes.values()))
+        of_all = 0 if self._hears_all else self._global_batch_size
+        return Descend(gradient_D, sum(sizes.values()), of_all)
 
     def _descended(self) -> list[Instruction]:
         if self._applying is None:

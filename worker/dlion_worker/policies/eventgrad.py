@@ -38,7 +38,6 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
 from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import (
-    Descend,
     Flat,
     Instruction,
     Layout,
@@ -253,7 +252,7 @@ class EventGrad(PeerMachine):
             if key[0] <= self.synchronizer.own or not self._in_lock_step:
                 self._take(key)
         gradient_D, self._gradient_D = self._gradient_D, None
-        return [Replace(self._average()), Descend(gradient_D, self.global_batch_size())]
+        return [Replace(self._average()), self.update(gradient_D)]
 
     @property
     def _in_lock_step(self) -> bool:

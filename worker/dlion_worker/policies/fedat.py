@@ -30,7 +30,6 @@ from dlion_worker.codecs import require_finite
 from dlion_worker.codecs.polyline import decode_polyline, encode_polyline
 from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import (
-    Descend,
     Instruction,
     LocalStepDone,
     Message,
@@ -108,7 +107,7 @@ class FedatWorker(PeerMachine):
         self._samples += step.local_batch_size
         pull = np.float32(self._parameters.proximal)
         gradient_D = step.gradient_D + pull * (self.weights_D - self._anchor_D)
-        return [*self.progress(), Descend(gradient_D, step.local_batch_size)]
+        return [*self.progress(), self.update_alone(gradient_D)]
 
     def _start_round(self, weights_D: Flat) -> list[Instruction]:
         self._anchor_D = weights_D.copy()

@@ -31,7 +31,6 @@ from dlion_worker.codecs import GradientPart, decode_gradient, require_finite
 from dlion_worker.policies.entries import Residual
 from dlion_worker.policies.interface import (
     Add,
-    Descend,
     Flat,
     Instruction,
     LocalStepDone,
@@ -104,7 +103,8 @@ class Gaia(PeerMachine):
     def _learning_rate_factor(self) -> float:
         """What the manifest's scaling makes of the learning rate, as the driver's optimizer."""
         optimizer = self.context.spec.trainer.optimizer
-        ratio = self._samples / self.context.spec.batching.global_batch_size.initial
+        samples = self._samples if self.context.hears_all else self.of_all or self._samples
+        ratio = samples / self.context.spec.batching.global_batch_size.initial
         power = {"linear": 1.0, "sqrt": 0.5}.get(optimizer.learning_rate_scaling, 0.0)
         most: float = optimizer.learning_rate_max_factor
         return min(most, max(1 / most, math.pow(ratio, power)))
@@ -117,7 +117,7 @@ class Gaia(PeerMachine):
         self._samples = self.global_batch_size()
         share = np.float32(step.local_batch_size / self._samples)
         self._before_D = self.weights_D.copy()
-        return [Descend(step.gradient_D * share, self._samples)]
+        return [self.update(step.gradient_D * share)]
 
     def descended(self) -> list[Instruction]:
         """The update is accumulated; what has become significant goes to all."""

@@ -25,7 +25,6 @@ import numpy as np
 
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies.interface import (
-    Descend,
     Flat,
     Instruction,
     LocalStepDone,
@@ -83,7 +82,7 @@ class Hop(QueuedWeightsMachine):
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
         """The own gradient is applied first."""
         self._is_descending = True
-        return [Descend(step.gradient_D, self.global_batch_size())]
+        return [self.update(step.gradient_D)]
 
     def descended(self) -> list[Instruction]:
         """The weights go to all, a token before them."""

@@ -89,6 +89,8 @@ class LocalStepDone:
     gradient_D: Flat
     local_batch_size: int
     loss: float
+    global_batch_size: int = 0
+    """Samples of all workers in that iteration, as the sidecar says; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,13 @@ class Descend:
     """Hand this gradient to the optimizer: one update of the weights.
 
     `samples` is the global batch size by which the contributions were weighted, as far as it is
-    known here (the learning rate may follow it). The machine forgets the array: it is the driver's.
+    known here. The learning rate may follow it; or `global_batch_size`, where the contributions are
+    of some workers only (0: they are of all). The machine forgets the array: it is the driver's.
     """
 
     gradient_D: Flat
     samples: int
+    global_batch_size: int = 0
 
 
 @dataclass(frozen=True)

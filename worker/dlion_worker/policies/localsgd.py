@@ -26,7 +26,6 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import decode_weights, encode_weights, require_finite
 from dlion_worker.policies.interface import (
-    Descend,
     Instruction,
     LocalStepDone,
     Message,
@@ -87,7 +86,7 @@ class LocalSteps(PeerMachine):
         if self._anchor_D is None:
             self._anchor_D = self.weights_D.copy()
         self._samples += step.local_batch_size
-        return [*self.progress(), Descend(step.gradient_D, step.local_batch_size)]
+        return [*self.progress(), self.update_alone(step.gradient_D)]
 
     def descended(self) -> list[Instruction]:
         """Opens the round, where one is due: the weights go to every member."""

@@ -81,12 +81,15 @@ class WorkerMachine:
         weighting: Weighting,
         synchronizer: Synchronizer,
         transfer: KnowledgeTransfer,
+        hears_all: bool = True,
         grows: bool = False,
     ) -> None:
-        """`ranks`: who may take part; `grows`: and others, whom the exchange knows."""
+        """`ranks`: who may take part; `grows`: and others, whom the exchange knows. `hears_all`:
+        these are all workers of the job."""
         self._rank = rank
         self._ranks = frozenset(ranks)
         self._grows = grows
+        self._counts_all = hears_all and sending.combines
         self._size = size
         self._most_samples = most_samples
         self._sending = sending
@@ -98,6 +101,7 @@ class WorkerMachine:
         self._arrived = ArrivedSum()
         self._round = Round()
         self._local_batch_size = 1
+        self._global_batch_size = 0
         self._updates = 0
 
     # ---- events --------------------------------------------------------------------------------
@@ -135,6 +139,7 @@ class WorkerMachine:
         peers = self._synchronizer.active
         outgoing = self._sending.prepare(step.gradient_D, peers, self._budget_bytes)
         self._local_batch_size = step.local_batch_size
+        self._global_batch_size = step.global_batch_size
         released = self._synchronizer.step_done(step.iteration)
         told: list[Instruction] = [
             Send(peer, self._step_message(outgoing.payloads.get(peer))) for peer in peers
@@ -307,6 +312,7 @@ class WorkerMachine:
             size=self._size,
             divisor=self._weighting.divisor(sizes, self._rank),
             samples=sum(sizes.values()),
+            global_batch_size=0 if self._counts_all else self._global_batch_size,
         )
 
     def _local_batch_sizes(self) -> dict[Rank, int]:

@@ -16,6 +16,7 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.policies.interface import (
+    Descend,
     Descended,
     Event,
     Flat,
@@ -48,6 +49,8 @@ class PeerMachine(ABC):
         self.size = context.layout.size
         self.synchronizer = Synchronizer(rule)
         self.local_batch_size = 1
+        self.of_all = 0
+        """The global batch size, as the driver has told it; 0: not known."""
         self._batch_of: dict[Rank, int] = {}
         self._finished: dict[Rank, int] = {}
         """Last iteration that each peer has told, member yet or not."""
@@ -106,6 +109,7 @@ class PeerMachine(ABC):
                     raise ValueError(msg)
                 self.synchronizer.step_done(event.iteration)
                 self.local_batch_size = event.local_batch_size
+                self.of_all = event.global_batch_size
                 told = self.stepped(event)
             case Descended():
                 told = self.descended()
@@ -212,6 +216,15 @@ class PeerMachine(ABC):
             unknown += rank not in self._batch_of
         initial = self.context.spec.batching.global_batch_size.initial
         return max(known + unknown, initial) if unknown else known
+
+    def update(self, gradient_D: Flat) -> Descend:
+        """To the optimizer, for the batches of this worker and of all whom it hears."""
+        of_all = 0 if self.context.hears_all else self.of_all
+        return Descend(gradient_D, self.global_batch_size(), of_all)
+
+    def update_alone(self, gradient_D: Flat) -> Descend:
+        """To the optimizer, for this worker's own batch."""
+        return Descend(gradient_D, self.local_batch_size, self.of_all)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

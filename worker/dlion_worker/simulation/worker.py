@@ -239,18 +239,17 @@ class VirtualWorker:
         self.progress.advance(
             self._iteration,
             local_batch_size=self._batch_size,
-            global_batch_size=self.global_batch_size(),
+            global_batch_size=(of_all := self.global_batch_size()),
         )
         self.progress.trained_s = now_s
         self._take_directive()
-        rooms = {peer: link.room_bytes() for peer, link in parts.links.items()}
+        rooms = {p: r for p, link in parts.links.items() if (r := link.room_bytes()) is not None}
         self.hearing.handle(
             [
-                BudgetsChanged(
-                    levelled({p: r for p, r in rooms.items() if r is not None}),
-                    self._delay_steps(),
+                BudgetsChanged(levelled(rooms), self._delay_steps()),
+                LocalStepDone(
+                    self._iteration, result.gradient_D, self._batch_size, result.loss, of_all
                 ),
-                LocalStepDone(self._iteration, result.gradient_D, self._batch_size, result.loss),
             ]
         )
         self.phase = Phase.HELD

@@ -100,7 +100,7 @@ class Instructions:
         self._norms.mean(descend.gradient_D, descend.samples)
         self._replica.descend(
             descend.gradient_D,
-            batch_samples=descend.samples,
+            batch_samples=descend.global_batch_size or descend.samples,
             iteration=self._progress.iteration,
             samples=self._progress.own_samples,
         )

@@ -195,10 +195,11 @@ class TrainingLoop:
             raise DivergedError(msg)
         self._loss, self._local_batch_size = result.loss, len(y_B)
         self._norms.own(result.gradient_D, len(y_B))
+        global_batch_size = self.global_batch_size()
         self.progress.advance(
             iteration,
             local_batch_size=self._local_batch_size,
-            global_batch_size=self.global_batch_size(),
+            global_batch_size=global_batch_size,
         )
         self.progress.trained_s = self._trained_s()
         parts.exchange.set_iteration(iteration)
@@ -211,6 +212,7 @@ class TrainingLoop:
                     gradient_D=result.gradient_D,
                     local_batch_size=self._local_batch_size,
                     loss=result.loss,
+                    global_batch_size=global_batch_size,
                 ),
             ]
         )
