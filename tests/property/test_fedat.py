@@ -28,6 +28,7 @@ from dlion_worker.policies.interface import (
     Event,
     Instruction,
     MemberJoined,
+    MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
@@ -38,7 +39,7 @@ from dlion_worker.policies.interface import (
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster
 from weighing_cluster import own_step
-from weights_cluster import weights_spec, words
+from weights_cluster import WeightsCluster, weights_spec, words
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -227,6 +228,26 @@ def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: i
     cluster.run_on(seed, steps=40)
     state = cluster.replicas[ME].machine.state()
     assert all(int(state[f"tier_count_{tier}"]) >= 2 for tier in (1, 2))
+
+
+@pytest.mark.parametrize("rounds_before", [0, 3])
+def test_an_answer_ahead_of_the_word_of_its_link_holds_nobody(rounds_before: int) -> None:
+    cluster = WeightsCluster(job(tiers=[1, 1], localSteps=1), [2, 2])
+    client = Rank(1)
+    cluster.lockstep(rounds_before)
+    cluster.handle(ME, MemberLeft(client))
+    cluster.handle(client, MemberLeft(ME))
+    cluster.handle(client, MemberJoined(ME))
+    cluster.step(client)
+    while cluster.deliver(client, ME):
+        pass
+    cluster.handle(ME, MemberJoined(client, cluster.replicas[client].iteration))
+    for _ in range(20):
+        for rank in cluster.ranks:
+            if cluster.may_step(rank):
+                cluster.step(rank)
+        cluster.deliver_all()
+    assert all(one.iteration >= rounds_before + 15 for one in cluster.replicas.values())
 
 
 def test_without_the_server_nothing_pulls_to_its_last_weights() -> None:

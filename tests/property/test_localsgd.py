@@ -9,6 +9,7 @@ nonsense is refused; a restored machine goes on identically. Left out: accuracy 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     Refuse,
     Replace,
+    Send,
 )
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
 from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
@@ -102,6 +104,35 @@ def test_batches_that_change_count_by_their_samples(seed: int) -> None:
     cluster.deliver_all()
     for replica in cluster.replicas.values():
         np.testing.assert_allclose(replica.weights_D, mean_D / total, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_by_the_samples_of_a_passed_round_too_is_none_that_is_refused() -> None:
+    """A part of more samples than a round can have is refused; who was restarted while a round was
+    open has trained on more since the last mean."""
+    steps, batch = 3, 7
+    found = job(localSteps=steps)
+    sizes = replace(found.batching.global_batch_size, initial=10, max=10)
+    found = replace(found, batching=replace(found.batching, global_batch_size=sizes))
+    cluster = WeighingCluster(found, [batch, 3])
+    for _ in range(steps):
+        cluster.step(ME)
+    state = cluster.replicas[ME].machine.state()
+    restored = cluster.machine(ME, cluster.replicas[ME].weights_D)
+    restored.restore(state)
+    restored.handle(MemberJoined(ONE, steps))
+    told = []
+    for iteration in range(steps + 1, 2 * steps + 1):
+        told = restored.handle(own_step(iteration, np.zeros(20, np.float32), batch))
+        told += restored.handle(Descended())
+    (part,) = (
+        one.message
+        for one in told
+        if isinstance(one, Send) and one.message.kind is MessageKind.WEIGHTS
+    )
+    assert part.weights_version == steps * 10
+    cluster.links[ME, ONE].clear()
+    refused = cluster.handle(ONE, MessageArrived(ME, part))
+    assert not any(isinstance(one, Refuse) for one in refused)
 
 
 def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:

@@ -249,9 +249,10 @@ class FedatServer(FedatWorker):
         return []
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Is given the global weights; its tier waits for it once it has been heard."""
-        self._answers.pop(rank, None)
+        """Is given the global weights; its tier waits for it once it has been heard. Before there
+        are any, an answer may have come ahead of the word that its link is up."""
         if self._global_D is not None:
+            self._answers.pop(rank, None)
             self._newcomers.add(rank)
 
     def left(self, rank: Rank) -> None:

@@ -95,9 +95,10 @@ class LocalSteps(PeerMachine):
             return []
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
-        self._own = Share(self._samples, decode_weights(payload, self.size).copy())
+        samples = min(self._samples, self._most_samples)  # more, where a restart passed a round
+        self._own = Share(samples, decode_weights(payload, self.size).copy())
         self._message = Message(
-            MessageKind.WEIGHTS, self._due, self.local_batch_size, self._samples, payload
+            MessageKind.WEIGHTS, self._due, self.local_batch_size, samples, payload
         )
         self._expected = {  # who is past it has gone on without this worker
             rank
@@ -105,6 +106,11 @@ class LocalSteps(PeerMachine):
             if self.synchronizer.finished(rank) <= self.synchronizer.own
         }
         return [Send(peer, self._message) for peer in self.synchronizer.active]
+
+    @property
+    def _most_samples(self) -> int:
+        """By which a part counts."""
+        return self._parameters.local_steps * self.context.most_samples
 
     @property
     def _due(self) -> int:
@@ -119,10 +125,10 @@ class LocalSteps(PeerMachine):
             ContractError: of no round, of no samples or too many, or not this model's weights.
         """
         steps, samples = self._parameters.local_steps, message.weights_version
+        most = self._most_samples
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
-        most = steps * self.context.most_samples
         if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
         shares = self._shares.setdefault(sender, {})
