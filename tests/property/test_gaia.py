@@ -21,6 +21,7 @@ from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
 from dlion_worker.policies.gaia import is_significant
 from dlion_worker.policies.interface import (
     Layout,
+    MemberJoined,
     Message,
     MessageArrived,
     MessageKind,
@@ -148,6 +149,38 @@ def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_thresh
     assert not np.any(machine.state()["gaia_accumulated_D"])
     assert machine.next_iteration() == 10
     assert machine.machine.threshold() == pytest.approx(5.0)
+
+
+@given(seed=seeds, threshold=st.sampled_from([0.0, 0.05, 0.5]), stay=st.sampled_from([1, 2]))
+@settings(max_examples=20, deadline=None)
+def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
+    seed: int, threshold: float, stay: int
+) -> None:
+    job = weights_spec("gaia", initial=6, threshold=threshold)
+    cluster = WeightsCluster(job, [2] * (stay + 1), seed=seed % 1000)
+    giver, comes = Rank(0), Rank(stay)
+    cluster.leave(comes)
+    for _ in range(8):
+        for rank in cluster.ranks[:stay]:
+            cluster.step(rank)
+        cluster.deliver_all()
+    newcomer, given = cluster.replicas[comes], cluster.replicas[giver]
+    newcomer.machine = cluster.built(newcomer)
+    newcomer.weights_D[:] = given.weights_D - cluster.withheld[giver]
+    newcomer.iteration = given.iteration
+    newcomer.machine.overtake(given.iteration)
+    for rank in cluster.ranks[:stay]:
+        cluster.handle(rank, MemberJoined(comes, newcomer.iteration))
+        cluster.handle(comes, MemberJoined(rank, cluster.replicas[rank].iteration))
+    zero_D = np.zeros(cluster.layout.size, np.float32)
+    for one in cluster.replicas.values():  # all that is kept becomes significant
+        one.machine.machine._parameters = replace(one.machine.machine._parameters, threshold=0.0)
+    for _ in range(3):
+        for rank in cluster.ranks:
+            cluster.step(rank, zero_D)
+        cluster.deliver_all()
+    for row_D in cluster.weights():
+        np.testing.assert_allclose(row_D, cluster.weights()[0], atol=1e-5)
 
 
 def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold_does_not() -> None:

@@ -23,6 +23,7 @@ from dlion_worker.policies.interface import (
     MessageArrived,
     Replace,
     Send,
+    Withhold,
 )
 from policy_cluster import Cluster, Replica, spec
 
@@ -61,6 +62,7 @@ class WeightsCluster(Cluster):
         self.chance = np.random.default_rng(seed)
         self.velocity_D: dict[Rank, np.ndarray] = {}
         self.updates: dict[Rank, list[np.ndarray]] = {}
+        self.withheld: dict[Rank, np.ndarray] = {}
         super().__init__(spec(exchange={"policy": "none"}), local_batch_sizes, layout=layout)
         self.job_spec = job_spec
         self.start_D = np.random.default_rng(seed).standard_normal(self.layout.size)
@@ -94,6 +96,8 @@ class WeightsCluster(Cluster):
                 replica.weights_D += update_D
             case Replace(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
+            case Withhold(update_D=update_D):
+                self.withheld[replica.rank] = update_D
             case Fold(weights_D=weights_D, own_samples=own, their_samples=theirs, since_D=since_D):
                 replica.weights_D += np.float32(theirs / (own + theirs)) * (weights_D - since_D)
             case Send(peer=peer, message=message):
@@ -125,7 +129,12 @@ def words(told: list[Instruction]) -> list[object]:
     said: list[object] = []
     for one in told:
         match one:
-            case Descend(gradient_D=value_D) | Add(update_D=value_D) | Replace(weights_D=value_D):
+            case (
+                Descend(gradient_D=value_D)
+                | Add(update_D=value_D)
+                | Replace(weights_D=value_D)
+                | Withhold(update_D=value_D)
+            ):
                 said.append((type(one).__name__, value_D.tobytes()))
             case Send(peer=peer, message=message):
                 head = (message.kind, message.iteration, message.weights_version)
@@ -182,7 +191,8 @@ def check_a_restored_worker_goes_on_identically(
     for peer in cluster.ranks:
         if peer != restored:
             finished = cluster.replicas[peer].iteration
-            assert not replica.machine.handle(MemberJoined(peer, finished))
+            told = replica.machine.handle(MemberJoined(peer, finished))
+            assert all(isinstance(one, Withhold) for one in told)
     for one in (cluster, twin):
         run_at_random(one, seed, steps=steps)
     for rank in cluster.ranks:

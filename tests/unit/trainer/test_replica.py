@@ -1,7 +1,7 @@
 """Facts: knowledge transfer merges weights as (1 - fraction) own + fraction other and leaves the
 optimizer's moments alone; folding two sides merges them the same way and begins the moments anew;
 a peer that takes a state over goes on exactly as its donor would; a state that is to hold an
-update is given once it does.
+update is given once it does, without what its policy withholds.
 
 The replica is the real one, held against float64 by hand. Left out: who transfers to whom
 (tests/unit/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
@@ -108,6 +108,21 @@ def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica)
     for one in (replica, taker):
         descend(one, iteration=2)
     np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
+
+
+def test_what_peers_have_still_to_get_is_not_given_with_a_state(replica: LocalReplica) -> None:
+    withheld_D = other_weights(replica)
+    replica.withhold(withheld_D)
+    taker = fresh(seed=2)
+    taker.withhold(other_weights(taker))
+    taker.take_over(replica.provide(StateWanted()))
+    expected_D = replica.model.weights_D - withheld_D
+    np.testing.assert_array_equal(taker.model.weights_D, expected_D)
+    again = fresh(seed=3)
+    again.take_over(taker.provide(StateWanted()))
+    np.testing.assert_array_equal(again.model.weights_D, expected_D, "what it withheld is void")
+    judged = replica.provide(StateWanted(weights_only=True))
+    assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
 
 
 def test_a_state_is_given_once_it_holds_the_update_that_is_wanted(replica: LocalReplica) -> None:

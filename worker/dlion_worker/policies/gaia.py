@@ -11,6 +11,9 @@ reads every weight, so a barrier on some indices is one on the step. The clock b
 that is more than so many iterations ahead of a member. With a bound of 0 what is of a later
 iteration than this worker's is added after its own step.
 
+Who takes over a worker's state gets the weights without what that one has accumulated: it comes to
+it as to all others.
+
 Entries travel as `WEIGHTS` messages (of some entries, in the form of gradients), which never give
 way to newer ones. What a codec rounds off stays in the accumulator.
 
@@ -38,6 +41,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     Send,
     Value,
+    Withhold,
 )
 from dlion_worker.policies.peer_machine import PeerMachine, flat
 from dlion_worker.policies.synchronization import Rule
@@ -87,6 +91,7 @@ class Gaia(PeerMachine):
         """The weights before the descent under way."""
         self._steps = 0
         self._samples = 0
+        self._is_restored = False
         self._announced: dict[Rank, int] = {}
         self._arrived: dict[Rank, int] = {}
         self._early: dict[tuple[int, Rank], GradientPart] = {}
@@ -127,15 +132,17 @@ class Gaia(PeerMachine):
         self._before_D = None
         require_finite(self._accumulated.value_D, "accumulated update")
         peers = self.synchronizer.active
-        if not peers:
-            return []
-        where_D = is_significant(self._accumulated.value_D, self.weights_D, self.threshold())
-        payload = self._accumulated.send(where_D, self._codec).payload
+        payload = None
+        if peers:
+            where_D = is_significant(self._accumulated.value_D, self.weights_D, self.threshold())
+            payload = self._accumulated.send(where_D, self._codec).payload
+        kept = Withhold(self._accumulated.value_D.copy())
         if payload is None:
-            return self.progress()
+            return [kept, *self.progress()]
         own = self.synchronizer.own
         message = Message(MessageKind.WEIGHTS, own, self.local_batch_size, payload=payload)
         return [
+            kept,
             *self.progress(weights_version=_FOLLOWS),
             *(Send(peer, message) for peer in peers),
         ]
@@ -160,13 +167,17 @@ class Gaia(PeerMachine):
         """Adds what has come, in the order of iterations and ranks."""
         if self._before_D is not None:
             return []  # between `Descend` and `Descended` the weights' change is this worker's own
+        told: list[Instruction] = []
+        if self._is_restored:
+            told.append(Withhold(self._accumulated.value_D.copy()))
+            self._is_restored = False
         ready = sorted(self._early)
         if self.synchronizer.rule.slack == 0:
             most = _EARLY_EACH * len(self.context.ranks)
             too_many = max(0, len(ready) - most)
             own = self.synchronizer.own
             ready = [key for at, key in enumerate(ready) if key[0] <= own or at < too_many]
-        return [Add(self._early.pop(key).weighted(np.float32(1))) for key in ready]
+        return told + [Add(self._early.pop(key).weighted(np.float32(1))) for key in ready]
 
     def held_for(self) -> frozenset[Rank]:
         """Members whose significant entries are announced and have not come."""
@@ -204,6 +215,7 @@ class Gaia(PeerMachine):
         super().restore(state)
         self._steps = int(state["gaia_steps"])
         self._accumulated.value_D = flat(state["gaia_accumulated_D"])
+        self._is_restored = True
         self._early = {}
         for name, value in state.items():
             if name.startswith(_EARLY):

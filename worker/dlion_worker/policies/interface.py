@@ -246,6 +246,14 @@ class SendWeights:
 
 
 @dataclass(frozen=True)
+class Withhold:
+    """Who takes over this worker's state from now on gets its weights without `update_D`, which all
+    peers have still to get, and that one with them. The machine forgets the array."""
+
+    update_D: Flat
+
+
+@dataclass(frozen=True)
 class Refuse:
     """That peer said nonsense: count it, raise an event, quarantine the peer if it goes on."""
 
@@ -253,7 +261,7 @@ class Refuse:
     reason: str
 
 
-Instruction = Descend | Mix | Fold | Add | Replace | Send | SendWeights | Refuse
+Instruction = Descend | Mix | Fold | Add | Replace | Send | SendWeights | Withhold | Refuse
 
 
 class ReplicaView(Protocol):

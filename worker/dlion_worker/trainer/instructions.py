@@ -28,6 +28,7 @@ from dlion_worker.policies.interface import (
     Replace,
     Send,
     SendWeights,
+    Withhold,
 )
 from dlion_worker.trainer.gradient_norms import NormMeter
 from dlion_worker.trainer.replica import LocalReplica
@@ -92,6 +93,8 @@ class Instructions:
             case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
                 payload = self._replica.coded_weights(weights_D)
                 self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case Withhold(update_D=update_D):
+                self._replica.withhold(update_D)
             case Refuse(peer=peer, reason=reason):
                 self._refuse(peer, reason, self._progress.iteration)
 

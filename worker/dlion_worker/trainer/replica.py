@@ -36,6 +36,8 @@ class LocalReplica:
         """The last iteration whose update these weights hold."""
         self.samples = 0
         self.learning_rate = 0.0
+        self._withheld_D: Flat | None = None
+        """Part of the weights that peers have still to get from this worker's policy."""
 
     @property
     def layout(self) -> Layout:
@@ -92,6 +94,11 @@ class LocalReplica:
         with self._lock:
             self.model.set_weights(weights_D)
 
+    def withhold(self, update_D: Flat) -> None:
+        """Who goes on from this state from now on gets it without that."""
+        with self._lock:
+            self._withheld_D = update_D
+
     def coded_weights(self, weights_D: Flat | None = None) -> bytes:
         """The weights in the exchange's codec, for a knowledge transfer: those given, or now's."""
         exchange = self._job.spec.exchange
@@ -105,7 +112,10 @@ class LocalReplica:
         given after a while as it is: who asked looks at its iteration."""
         with self._updated:
             self._updated.wait_for(lambda: self.iteration >= wanted.at_least, timeout=PATIENCE_S)
-            payload = pack(self._state(), weights_only=wanted.weights_only)
+            state = self._state()
+            if self._withheld_D is not None and not wanted.weights_only:
+                np.subtract(state.weights_D, self._withheld_D, out=state.weights_D)
+            payload = pack(state, weights_only=wanted.weights_only)
             return StateSnapshot(self.iteration, self.samples, payload)
 
     def take_over(self, snapshot: StateSnapshot) -> None:
@@ -113,6 +123,7 @@ class LocalReplica:
         state = unpack(bytes(snapshot.payload), self._state(), weights_only=False)
         with self._lock:
             self.model.set_weights(state.weights_D)
+            self._withheld_D = None
             self.model.set_state(state.model_state_S)
             self.optimizer.restore_flat(state.optimizer_M)
             self.iteration = snapshot.iteration
