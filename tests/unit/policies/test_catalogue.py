@@ -140,6 +140,35 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(
     assert allowed in problem.allowed
 
 
+@pytest.mark.parametrize(
+    ("policy", "parameters", "refused"),
+    [
+        ("gaia", {}, True),
+        ("twostep", {"momentum": 0}, True),
+        ("async", {}, True),
+        ("async", {"step": "whole"}, False),
+        ("adacomp", {}, True),
+        ("adacomp", {"step": "whole"}, False),
+        ("dlion", {}, False),
+    ],
+)
+def test_shares_of_steps_are_none_under_adam(
+    policy: str, parameters: dict[str, Any], refused: bool
+) -> None:
+    document = job_document(4, exchange={"policy": policy, "parameters": parameters})
+    document["spec"]["trainer"]["optimizer"] = {"name": "adam"}
+    spec = load_job(document).spec
+    path = "spec.trainer.optimizer.name"
+    catalogue.parameters_of(spec, ranks=[0])  # alone its share is the whole
+    if not refused:
+        catalogue.parameters_of(spec)
+        return
+    with pytest.raises(SpecError) as caught:
+        catalogue.parameters_of(spec, lines={path: 9})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line, problem.value, problem.allowed) == (path, 9, "adam", "sgd")
+
+
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "policies.md"
 
 

@@ -92,7 +92,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AdacompParameters,
         must_arrive=True,
         own_pace=True,
-        check=checks.server,
+        check=checks.delayed,
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
@@ -106,7 +106,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AsyncParameters,
         must_arrive=True,
         own_pace=True,
-        check=checks.server,
+        check=checks.delayed,
     ),
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
@@ -142,6 +142,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.gaia:gaia",
         GaiaParameters,
         own_pace=True,
+        check=checks.shares_of_steps,
         lasting=("gaia_steps",),
     ),
     "hop": Policy(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         DgcParameters,
         TwostepParameters,
     )
-    from dlion_worker.policies.weight_parameters import FedatParameters
+    from dlion_worker.policies.weight_parameters import FedatParameters, GaiaParameters
 
 _PARAMETERS = "spec.exchange.parameters"
 
@@ -39,6 +39,37 @@ def server(
             message="no worker of this job has that rank",
             value=str(parameters.server),
             allowed=f"{min(ranks)} to {max(ranks)}",
+        )
+    ]
+
+
+def delayed(
+    spec: Spec, parameters: AdacompParameters | AsyncParameters, ranks: Collection[int]
+) -> list[Problem]:
+    """The server is there, and a gradient that is to count by its share can."""
+    problems = server(spec, parameters, ranks)
+    if parameters.step == "share":
+        problems += shares_of_steps(spec, parameters, ranks)
+    return problems
+
+
+def shares_of_steps(
+    spec: Spec,
+    parameters: AdacompParameters | AsyncParameters | GaiaParameters | TwostepParameters,  # noqa: ARG001
+    ranks: Collection[int],
+) -> list[Problem]:
+    """Gradients that are applied one by one, each by its share of the batch, take an optimizer
+    whose step is as large as its gradient. Adam's is not: n shares would be n whole steps."""
+    optimizer = spec.trainer.optimizer
+    if optimizer.name != "adam" or len(ranks) == 1:
+        return []
+    return [
+        Problem(
+            path="spec.trainer.optimizer.name",
+            message=f"policy {spec.exchange.policy} applies each worker's share of a gradient by"
+            " itself, and a step of adam is as large for a share as for the whole",
+            value=optimizer.name,
+            allowed="sgd",
         )
     ]
 
@@ -83,7 +114,7 @@ def one_momentum(
 def twostep(spec: Spec, parameters: TwostepParameters, ranks: Collection[int]) -> list[Problem]:
     """One momentum; and sites are combined only where each worker hears all of every site, by
     whose samples the models count."""
-    problems = one_momentum(spec, parameters, ranks)
+    problems = one_momentum(spec, parameters, ranks) + shares_of_steps(spec, parameters, ranks)
     if parameters.combine_every_steps and spec.exchange.topology != "allToAll":
         problems.append(
             Problem(
