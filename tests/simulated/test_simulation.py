@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs import builtin
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
@@ -223,3 +226,27 @@ def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path
     assert len(times) == 2
     assert compare(tmp_path, *flags).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+@pytest.mark.parametrize("policy", ["full", "hierarchical"])
+def test_bytes_fall_in_proportion_to_what_is_frozen(policy: str, tmp_path: Path) -> None:
+    encoder = ("conv*", "dense1*")
+    settings = (*FULL, f"exchange.policy={policy}")
+
+    def travelled(freeze: tuple[str, ...]) -> float:
+        said = simulate(
+            tmp_path / f"frozen-{len(freeze)}",
+            settings=(*settings, f"trainer.freeze={json.dumps(freeze)}"),
+            stop="{maxSteps: 6}",
+        )
+        return float(said["sent_bytes"])
+
+    def trained(freeze: tuple[str, ...]) -> int:
+        model = FlatModel(
+            builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=1, freeze=freeze
+        )
+        return model.layout.size
+
+    parameters = trained(()) / trained(encoder)
+    assert parameters > 40  # the last layer alone is left
+    assert travelled(()) / travelled(encoder) == pytest.approx(parameters, rel=0.1)
