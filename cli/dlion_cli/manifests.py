@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import Exchange, load_job
-from dlion_cli.yaml_text import MOST_BYTES, Text, read_text
 from dlion_worker.policies.catalogue import find, parameters_of
+from dlion_worker.yaml_text import MOST_BYTES, Text, read_text, read_texts, the_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,12 +38,9 @@ def read_documents(path: str | Path) -> list[Text]:
     """
     source = "standard input" if str(path) == STDIN else str(path)
     try:
-        documents = read_text(_contents(path), source=source)
+        return read_texts(_contents(path), source=source)
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror}. Check the path.") from None
-    if not documents:
-        raise SpecError([Problem("(document)", "is empty")], source=source)
-    return documents
 
 
 def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -51,18 +48,8 @@ def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
 
     Raises as `read_documents` does, and `SpecError` if the file holds several documents.
     """
-    documents = read_documents(path)
-    if len(documents) > 1:
-        problem = Problem(
-            "(document)",
-            "there are several documents in the file",
-            value=str(len(documents)),
-            allowed="1",
-            advice="Keep one, or split the file at its --- lines.",
-            line=documents[1].lines.get(""),
-        )
-        raise SpecError([problem], source=str(path))
-    return documents[0].value, documents[0].lines
+    document = the_only(read_documents(path), source=str(path))
+    return document.value, document.lines
 
 
 def _contents(path: str | Path) -> bytes:

@@ -19,7 +19,7 @@ from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster import path_of
-from dlion_cli.yaml_text import read_text
+from dlion_worker.yaml_text import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

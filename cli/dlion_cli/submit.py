@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dlion_api.spec import Job
     from dlion_cli.cluster_jobs import Document, Jobs
-    from dlion_cli.yaml_text import Text
+    from dlion_worker.yaml_text import Text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dlion_cli.manifests import STDIN, load_manifest, read_documents
 from dlion_worker.environments import Environment
 
 if TYPE_CHECKING:
-    from dlion_cli.yaml_text import Text
+    from dlion_worker.yaml_text import Text
 
 ENVIRONMENT = "environment"
 
@@ -48,15 +48,17 @@ def _check_file(file: str) -> list[dict[str, Any]]:
     except DataError as error:
         problem = Problem("(file)", str(error).removeprefix(f"{source}: "))
         return [_result(source, problems=(problem,), code=ExitCode.DATA)]
+    if len(documents) == 1:
+        return [_check_document(documents[0], source)]
     return [
-        _check_document(document, f"{source}#{number}" if len(documents) > 1 else source)
+        _check_document(document, f"{source}#{number}", is_alone=file == STDIN)
         for number, document in enumerate(documents, start=1)
     ]
 
 
-def _check_document(document: Text, source: str) -> dict[str, Any]:
+def _check_document(document: Text, source: str, *, is_alone: bool = True) -> dict[str, Any]:
     if _is_environment(document.value):
-        return _check_environment(document, source)
+        return _check_environment(document, source, is_alone)
     try:
         job = load_manifest(document.value, source=source, lines=document.lines)
     except SpecError as error:
@@ -64,16 +66,28 @@ def _check_document(document: Text, source: str) -> dict[str, Any]:
     return _result(source, name=str(job.key), spec_hash=job.hash())
 
 
-def _is_environment(value: dict[str, Any]) -> bool:
-    return "workers" in value and not value.keys() & {"apiVersion", "kind", "metadata", "spec"}
+def _is_environment(value: object) -> bool:
+    keys = value.keys() if isinstance(value, dict) else set()
+    return "workers" in keys and not keys & {"apiVersion", "kind", "metadata", "spec"}
 
 
-def _check_environment(document: Text, source: str) -> dict[str, Any]:
+def _check_environment(document: Text, source: str, is_alone: bool) -> dict[str, Any]:
+    name = ""
+    problems: tuple[Problem, ...] = () if is_alone else (_not_alone(document),)
     try:
-        found = parse(Environment, document.value, source=source, lines=document.lines)
+        name = parse(Environment, document.value, source=source, lines=document.lines).name
     except SpecError as error:
-        return _result(source, kind=ENVIRONMENT, problems=error.problems)
-    return _result(source, kind=ENVIRONMENT, name=found.name)
+        problems += error.problems
+    return _result(source, kind=ENVIRONMENT, name=name, problems=problems)
+
+
+def _not_alone(document: Text) -> Problem:
+    return Problem(
+        "(document)",
+        "is an environment beside other documents: --environment takes a file of one",
+        advice="Keep it alone, or split the file at its --- lines.",
+        line=document.lines.get(""),
+    )
 
 
 def _result(

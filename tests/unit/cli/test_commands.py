@@ -226,6 +226,30 @@ def test_validate_takes_environments_too(
     }
 
 
+def test_validate_refuses_an_environment_that_is_not_alone_in_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = tmp_path / "both.yaml"
+    both.write_text(
+        f"{Path(DIGITS).read_text(encoding='utf-8')}\n---\nname: b\nworkers: [{{cores: 0}}]\n"
+    )
+    assert main(["validate", "-o", "json", str(both)]) == ExitCode.SPEC
+    job, environment = json.loads(capsys.readouterr().out)
+    assert job["valid"]
+    told = {one["path"]: one["message"] for one in environment["problems"]}
+    assert "takes a file of one" in told["(document)"]
+    assert "workers[0].cores" in told
+
+
+def test_validate_takes_a_list_for_no_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "list.yaml"
+    listed.write_text("- workers\n")
+    assert main(["validate", str(listed)]) == ExitCode.SPEC
+    assert "must be a mapping" in capsys.readouterr().err
+
+
 def test_validate_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from dlion_cli.manifests import (
     read_documents,
     refuse_named_authority,
 )
-from dlion_cli.yaml_text import read_text
+from dlion_worker.yaml_text import read_text
 from local_run import job_document
 
 NESTED = """\
@@ -111,6 +111,17 @@ def test_aliases_and_merges_are_unfolded() -> None:
 )
 def test_bad_text_is_refused_with_its_line(text: str | bytes, said: str) -> None:
     assert said in refusal(text)
+
+
+def test_all_keys_that_stand_twice_are_told_at_once_with_what_ends_the_reading() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_text("a: 1\na: 2\nb:\n  c: 1\n  c: 2\nb: *x\n", source="t")
+    assert [(problem.line, problem.path) for problem in caught.value.problems] == [
+        (2, "a"), (5, "b.c"), (6, "b"), (6, "b"),
+    ]  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        read_text("a: 1\n" * 10_000, source="t")
+    assert len(caught.value.problems) == 101
 
 
 def test_an_alias_bomb_is_refused_at_once() -> None:

@@ -1,22 +1,23 @@
 """Proves: every published environment is a file that loads, with the values of the published table;
-every problem of a bad file is reported at once; a wrong name is answered with the names there are.
+every problem of a bad file is reported at once; a wrong name is answered with the names there are;
+its words mean what a manifest's do, and what is no YAML is told by file and line.
 
 Leaves out: what the values come to (test_planning), imposing them (tests/local).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
 
+from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_worker.environments import environment_names, load_environment
+from dlion_worker.environments import Environment, environment_names, load_environment
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[3]
+KEPT = [*ROOT.glob("environments/*.yaml"), *ROOT.glob("benchmarks/paper/environments/*.yaml")]
 PUBLISHED = {
     "homo-a": ([24] * 6, [1000] * 6),
     "homo-b": ([24] * 6, [50] * 6),
@@ -60,6 +61,51 @@ def test_an_environment_with_sites_has_the_tables_values(name: str) -> None:
         environment.between_sites.mbit_per_s,
         environment.between_sites.latency_ms,
     ) == WITH_SITES[name]
+
+
+@pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in sorted(KEPT)])
+def test_the_reader_finds_in_a_kept_file_what_plain_yaml_has(path: str) -> None:
+    text = (ROOT / path).read_text("utf-8")
+    assert load_environment(ROOT / path) == parse(Environment, yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("1e0", 1.0), ("010", 8.0), ("0x10", 16.0), ("2.5E+1", 25.0)]
+)
+def test_numbers_mean_what_they_mean_in_a_manifest(tmp_path: Path, word: str, value: float) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: mine\nworkers: [{{cores: {word}}}]\n")
+    assert load_environment(path).workers[0].cores == value
+
+
+@pytest.mark.parametrize("word", ["1:30", "1_0"])
+def test_what_only_older_yaml_takes_for_a_number_is_refused(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: mine\nworkers:\n  - {{cores: 1, mbitPerS: {word}}}\n")
+    with pytest.raises(SpecError) as caught:
+        load_environment(path)
+    assert str(caught.value) == (
+        f"{path}: 1 problem:\n  line 3: workers[0].mbitPerS: must be a number "
+        f'(given: "{word}"); allowed: above 0, at most 1000000'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: open\nworkers:\n  - {cores: 2\n", "line 4: (document): is not YAML: did not find"),
+        ("name: a\nworkers: [{cores: 2}]\n---\nname: b\n", "line 3: (document): there are several"),
+        ("# nothing\n", "(document): is empty"),
+    ],
+)
+def test_a_text_that_is_no_one_document_is_told_by_file_and_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_environment(path)
+    assert str(caught.value).startswith(f"{path}: 1 problem:\n  {said}")
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
@@ -149,5 +195,6 @@ def test_mappings_may_be_merged_and_repeated_by_alias(tmp_path: Path) -> None:
         "name: merged\nworkers:\n  - &one {cores: 1, mbitPerS: 5}\n  - *one\n"
         "  - {<<: *one, cores: 2}\n"
     )
-    workers = load_environment(path).workers
-    assert [(machine.cores, machine.mbit_per_s) for machine in workers] == [(1, 5), (1, 5), (2, 5)]
+    found = load_environment(path)
+    assert [(m.cores, m.mbit_per_s) for m in found.workers] == [(1, 5), (1, 5), (2, 5)]
+    assert [found.lines[f"workers[{index}]"] for index in range(3)] == [3, 4, 5]

@@ -1,8 +1,9 @@
 """YAML text as plain values, with the line that each of them stands on.
 
-Called by `manifests`. Reads what `kubectl` reads, in the same sense (`yes` is true, `1e-3` is a
-number, a date is a string), from text that may be hostile: bounded in size, depth and in what its
-aliases unfold to; no tag makes an object. Says everything in `SpecError`s; checks no document.
+The one reader of what people write: manifests (`dlion_cli.manifests`) and environment files.
+Reads what `kubectl` reads, in the same sense (`yes` is true, `1e-3` is a number, a date is a
+string), from text that may be hostile: bounded in size, depth and in what its aliases unfold to; no
+tag makes an object. Says everything in `SpecError`s; checks no document.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_BYTES: Final = 1024 * 1024
 MOST_VALUES: Final = 100_000
 DEEPEST: Final = 64
 LONGEST_INTEGER: Final = 100
+MOST_DOUBLES: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})
 _FALSE: Final = frozenset({"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})
@@ -50,13 +52,39 @@ def read_text(text: str | bytes, *, source: str) -> list[Text]:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
     except _NotReadableError as error:
-        raise SpecError([error.problem], source=source) from None
+        raise SpecError([*builder.doubles, error.problem], source=source) from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", -1) + 1
-        raise SpecError([_unreadable(error.problem or "", line or None)], source=source) from None
+        problem = _unreadable(error.problem or "", line or None)
+        raise SpecError([*builder.doubles, problem], source=source) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([_unreadable(str(error), None)], source=source) from None
+    if builder.doubles:
+        raise SpecError(builder.doubles, source=source)
     return [text for text in builder.documents if text.value is not None]
+
+
+def read_texts(text: str | bytes, *, source: str) -> list[Text]:
+    """The documents in a text, at least one. Raises `SpecError`; no retry helps."""
+    documents = read_text(text, source=source)
+    if not documents:
+        raise SpecError([Problem("(document)", "is empty")], source=source)
+    return documents
+
+
+def the_only(documents: list[Text], *, source: str) -> Text:
+    """The one document of a file that may hold no more. Raises `SpecError`; no retry helps."""
+    if len(documents) > 1:
+        problem = Problem(
+            "(document)",
+            "there are several documents in the file",
+            value=str(len(documents)),
+            allowed="1",
+            advice="Keep one, or split the file at its --- lines.",
+            line=documents[1].lines.get(""),
+        )
+        raise SpecError([problem], source=source)
+    return documents[0]
 
 
 # Two to ten times faster, and its nesting is its own, not Python's stack.
@@ -103,6 +131,8 @@ class _Builder:
     frames: list[_Frame] = field(default_factory=list)
     anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    doubles: list[Problem] = field(default_factory=list)
+    """Keys that stand twice: what a mapping with one means is not known, but it can be read on."""
 
     def take(self, event: Any) -> None:
         match event:
@@ -114,6 +144,7 @@ class _Builder:
                 if event.anchor not in self.anchors:
                     raise _NotReadableError(event, self._path(), f"*{event.anchor} is not known")
                 value, count = self.anchors[event.anchor]
+                self._line_of_item(event)
                 self._put(event, value, count)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 self._open(event, {} if isinstance(event, yaml.MappingStartEvent) else [])
@@ -156,9 +187,12 @@ class _Builder:
         value = _plain(event, self._path())
         if event.anchor:
             self.anchors[event.anchor] = (value, 1)
+        self._line_of_item(event)
+        self._put(event, value, 1)
+
+    def _line_of_item(self, event: Any) -> None:
         if self.frames and isinstance(self.frames[-1].value, list):
             self.lines[self._path()] = _line(event)
-        self._put(event, value, 1)
 
     def _key(self, event: Any) -> None:
         frame = self.frames[-1]
@@ -166,7 +200,11 @@ class _Builder:
         path = frame.child_path()
         if event.value in frame.value:
             message = f"stands twice, first in line {self.lines.get(path)}"
-            raise _NotReadableError(event, path, message, "Keep one of them.")
+            double = _NotReadableError(event, path, message, "Keep one of them.")
+            if len(self.doubles) >= MOST_DOUBLES:
+                raise double
+            self.doubles.append(double.problem)
+            return
         self.lines[path] = _line(event)
 
     def _put(self, event: Any, value: Any, count: int) -> None:
