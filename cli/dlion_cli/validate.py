@@ -72,13 +72,13 @@ def _is_environment(value: object) -> bool:
 
 
 def _check_environment(document: Text, source: str, is_alone: bool) -> dict[str, Any]:
-    name = ""
     problems: tuple[Problem, ...] = () if is_alone else (_not_alone(document),)
     try:
-        name = parse(Environment, document.value, source=source, lines=document.lines).name
+        found = parse(Environment, document.value, source=source, lines=document.lines)
     except SpecError as error:
-        problems += error.problems
-    return _result(source, kind=ENVIRONMENT, name=name, problems=problems)
+        return _result(source, kind=ENVIRONMENT, problems=(*problems, *error.problems))
+    note = f"only for {found.run_lengths}" if found.run_lengths else ""
+    return _result(source, kind=ENVIRONMENT, name=found.name, note=note, problems=problems)
 
 
 def _not_alone(document: Text) -> Problem:
@@ -96,6 +96,7 @@ def _result(
     kind: str = KIND,
     name: str = "",
     spec_hash: str = "",
+    note: str = "",
     problems: tuple[Problem, ...] = (),
     code: ExitCode = ExitCode.SPEC,
 ) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def _result(
         "job": name,
         "specHash": spec_hash,
         "exitCode": int(code if problems else ExitCode.OK),
+        "note": note,
         "problems": [_as_json(problem) for problem in problems],
     }
 
@@ -124,7 +126,8 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 def _say(results: list[dict[str, Any]]) -> None:
     for result in results:
         if result["valid"]:
-            click.echo(f"{result['source']}: {result['kind']} {result['job']} is valid")
+            note = f", {result['note']}" if result["note"] else ""
+            click.echo(f"{result['source']}: {result['kind']} {result['job']} is valid{note}")
             continue
         problems = [Problem(**problem) for problem in result["problems"]]
         click.echo(str(SpecError(problems, source=result["source"])), err=True)

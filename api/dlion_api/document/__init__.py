@@ -14,13 +14,15 @@ from dlion_api.document.declaring import Limits, setting
 from dlion_api.document.explaining import Explanation, explain
 from dlion_api.document.parsing import line_of, parse
 from dlion_api.document.rendering import to_document
-from dlion_api.document.rules import Rule, TransitionRule, at_most_one, exactly_one
+from dlion_api.document.rules import Check, Rule, Sound, TransitionRule, at_most_one, exactly_one
 from dlion_api.document.schemas import schema
 
 __all__ = [
+    "Check",
     "Explanation",
     "Limits",
     "Rule",
+    "Sound",
     "TransitionRule",
     "at_most_one",
     "exactly_one",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -66,8 +66,13 @@ def line_of(path: str, lines: Mapping[str, int]) -> int | None:
     2
     """
     while path and path not in lines:
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        path = _around(path)
     return lines.get(path)
+
+
+def _around(path: str) -> str:
+    """The path of what holds it."""
+    return path[: max(path.rfind("."), path.rfind("["), 0)]
 
 
 _WRONG = object()
@@ -169,8 +174,13 @@ class _Reader:
             made = shape.cls(**read)
         else:
             made = SimpleNamespace(**{k: v for k, v in read.items() if v is not _WRONG})
+        within = [p.path.removeprefix(path).lstrip(".") for p in self.problems[before:]]
         for rule in shape.rules:
             self._check(rule, made, path, self.problems[before:])
+        for check in shape.checks:
+            for problem in check(made, _Soundness(within)):
+                full = _join(path, problem.path)
+                self.problems.append(replace(problem, path=full, line=line_of(full, self.lines)))
         return made
 
     def _field(self, declared: FieldShape, value: object, path: str) -> Any:
@@ -187,6 +197,25 @@ class _Reader:
             return
         if not rule.holds(made):
             self.note(_join(path, rule.reads[0]), FaultError(rule.message, advice=rule.advice))
+
+
+class _Soundness:
+    """Whether a path is sound, in time that does not grow with the number of problems."""
+
+    def __init__(self, wrong: list[str]) -> None:
+        self._wrong = frozenset(wrong)
+        self._around = set[str]()
+        for path in self._wrong:
+            while path and path not in self._around:
+                self._around.add(path)
+                path = _around(path)
+
+    def __call__(self, path: str) -> bool:
+        if path in self._around:
+            return False
+        while path and path not in self._wrong:
+            path = _around(path)
+        return not path
 
 
 def _join(path: str, name: str) -> str:

@@ -5,9 +5,22 @@ The API server enforces the CEL text, `parse` the predicate; the contract tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from dlion_api.errors import Problem
+
+Sound = Callable[[str], bool]
+"""Whether nothing is wrong at a path within an object, in what it holds or in what holds it."""
+
+Check = Callable[[Any, Sound], Iterable[Problem]]
+"""What must hold among many places of an object, each told by its path within it.
+
+For documents that no API server reads: unlike a `Rule` it has no CEL text. It sees what
+`Rule.holds` sees, and asks whether a place is sound before it reads it. A document class names its
+own in `checks`.
+"""
 
 
 @dataclass(frozen=True)

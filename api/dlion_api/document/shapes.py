@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dlion_api.document.declaring import METADATA_KEY, NO_LIMITS, REQUIRED, Limits, Setting
-from dlion_api.document.rules import Rule, TransitionRule
+from dlion_api.document.rules import Check, Rule, TransitionRule
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -86,6 +86,7 @@ class ObjectShape:
     fields: tuple[FieldShape, ...]
     rules: tuple[Rule, ...]
     transitions: tuple[TransitionRule, ...]
+    checks: tuple[Check, ...]
     ignored: frozenset[str]
 
     def field(self, name: str) -> FieldShape | None:
@@ -118,6 +119,7 @@ def _shape_of(cls: Any) -> ObjectShape:
         fields=tuple(_field_shape(cls, field, hints[field.name]) for field in _fields(cls)),
         rules=tuple(getattr(cls, "rules", ())),
         transitions=tuple(getattr(cls, "transitions", ())),
+        checks=tuple(getattr(cls, "checks", ())),
         ignored=frozenset(getattr(cls, "ignored", ())),
     )
 

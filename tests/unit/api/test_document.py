@@ -8,15 +8,17 @@ in little time. Leaves out: the schema (tests/contract) and the manifest's own f
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
 from dlion_api.document import (
+    Check,
     Limits,
     Rule,
+    Sound,
     at_most_one,
     exactly_one,
     explain,
@@ -212,3 +214,37 @@ def test_an_explanation_says_type_default_bounds_and_rules() -> None:
 def test_explaining_an_unknown_field_names_the_nearest() -> None:
     with pytest.raises(SpecError, match="Did you mean spokes"):
         explain(Cart, "wheels.spoke")
+
+
+def _needs_a_wheel_for_each_tag(it: Any, sound: Sound) -> Iterator[Problem]:
+    for index in range(len(getattr(it, "tags", ()))):
+        if sound(f"tags[{index}]") and sound("wheels") and index >= len(it.wheels):
+            yield Problem(f"tags[{index}]", "has no wheel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """Wheels and their tags."""
+
+    wheels: tuple[Wheel, ...] = setting("its wheels.", default=(), max_items=4)
+    tags: tuple[Annotated[str, Limits(max_length=4)], ...] = setting("tags.", default=())
+    checks: ClassVar[tuple[Check, ...]] = (_needs_a_wheel_for_each_tag,)
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"wheels": [{"name": "a"}], "tags": ["x", "y"]}, ["tags[1]: has no wheel"]),
+        ({"tags": ["toolong", "y"]}, ["tags[0]: is too long", "tags[1]: has no wheel"]),
+        ({"wheels": [{"name": "A"}], "tags": ["x"]}, ["wheels[0].name: is not of the right form"]),
+        ({"wheels": 1, "tags": ["x"]}, ["wheels: must be a list"]),
+    ],
+)
+def test_a_check_tells_places_of_what_could_be_read(document: object, told: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(Tagged, document)
+    said = [str(problem) for problem in caught.value.problems]
+    assert all(text.startswith(start) for text, start in zip(said, told, strict=True))
+    with pytest.raises(SpecError) as caught:
+        parse(Tagged, document, root="in.it", lines={"in.it": 1, "in.it.tags[1]": 7})
+    assert {p.line for p in caught.value.problems if p.path == "in.it.tags[1]"} <= {7}

@@ -241,6 +241,34 @@ def test_validate_refuses_an_environment_that_is_not_alone_in_its_file(
     assert "workers[0].cores" in told
 
 
+def test_validate_says_for_which_runs_an_environment_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text(
+        "name: mixed\nworkers: [{cores: 1}]\n"
+        "changes: [{at: {seconds: 90}, cores: [2]}, {at: {fraction: 0.5}, cores: [1]}]\n"
+    )
+    assert main(["validate", str(mixed)]) == 0
+    said = capsys.readouterr().out
+    assert "mixed is valid, only for a run of 180 s or longer (trainer.stop.maxSeconds)" in said
+
+
+def test_validate_tells_what_contradicts_an_environment_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        "name: bad\nworkers: [{count: 2, cores: 0}]\nchanges:\n"
+        "  - {at: {seconds: 5}, cutSites: [zz]}\n  - {at: {seconds: 1}, cutWorkers: [9]}\n"
+    )
+    assert main(["validate", str(bad)]) == ExitCode.SPEC
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines[1:]] == [
+        "workers[0].cores", "changes[0].cutSites", "changes[1].cutWorkers", "changes[1].at",
+    ]  # fmt: skip
+
+
 def test_validate_takes_a_list_for_no_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

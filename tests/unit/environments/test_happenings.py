@@ -159,7 +159,7 @@ def test_stragglers_and_absences_come_in_seconds_and_in_order() -> None:
                 {"worker": 1, "leaves": {"seconds": 5}, "comes": {"seconds": 9}},
                 {"worker": 1, "leaves": {"seconds": 8}},
             ]},
-            "absences[1]", "after 9 s",
+            "absences[1].leaves", "after 9 s",
         ),
         (
             {"absences": [{"worker": 1, "comes": {"fraction": 0.5}}]},
@@ -223,7 +223,13 @@ def test_a_files_problems_name_their_lines(tmp_path: Path) -> None:
         "  - at: {seconds: 1}\n    cores: [1, 2]\n"
     )
     with pytest.raises(SpecError, match=r"line 6: changes\[0\]\.cores"):
-        load_environment(path).plan(workers(), None)
+        load_environment(path)
+    path.write_text(
+        "name: bad\nworkers: [{count: 4, cores: 1}]\n\nchanges:\n"
+        "  - at: {seconds: 5}\n  - at:\n      fraction: 0.5\n"
+    )
+    with pytest.raises(SpecError, match=r"bad\.yaml: 1 problem:\n  line 6: changes\[1\]\.at"):
+        load_environment(path).plan(workers(), None, duration_s=8)
 
 
 def test_real_processes_refuse_what_only_virtual_time_has() -> None:

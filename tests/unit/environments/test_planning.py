@@ -169,17 +169,16 @@ def test_an_environment_that_contradicts_the_job_is_refused_naming_both(
         ({"permutation": [0, 1]}, "changes[0].permutation"),
         ({"cores": [1]}, "changes[0].cores"),
         ({"mbitPerS": [1, 2, 3]}, "changes[0].mbitPerS"),
-        ({"cutWorkers": [9]}, "changes[0]"),
-        ({"cutSites": ["nowhere"]}, "changes[0]"),
-        ({"cutLinks": [{"workers": [0, 9]}]}, "changes[0]"),
-        ({"cutLinks": [{"sites": ["nowhere", "neither"]}]}, "changes[0]"),
+        ({"cutWorkers": [9]}, "changes[0].cutWorkers"),
+        ({"cutSites": ["nowhere"]}, "changes[0].cutSites"),
+        ({"cutLinks": [{"workers": [0, 9]}]}, "changes[0].cutLinks[0].workers"),
+        ({"cutLinks": [{"sites": ["nowhere", "neither"]}]}, "changes[0].cutLinks[0].sites"),
         ({"at": {"fraction": 0.5}}, "changes[0].at.fraction"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(change: dict[str, Any], path: str) -> None:
-    made = environment(changes=[{"at": {"seconds": 1}, **change}])
     with pytest.raises(SpecError) as caught:
-        made.plan(workers(4), 8)
+        environment(changes=[{"at": {"seconds": 1}, **change}]).plan(workers(4), 8)
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
@@ -192,9 +191,25 @@ def test_other_cores_change_no_link() -> None:
 
 
 def test_changes_out_of_order_are_refused() -> None:
-    made = environment(changes=[{"at": {"seconds": 2}}, {"at": {"seconds": 1}}])
     with pytest.raises(SpecError, match="order of time"):
-        made.plan(workers(4), 8)
+        environment(changes=[{"at": {"seconds": 2}}, {"at": {"seconds": 1}}])
+
+
+def test_a_fraction_that_comes_before_seconds_is_told_with_all_that_it_is_held_against() -> None:
+    made = environment(
+        changes=[{"at": {"seconds": 60}}, {"at": {"seconds": 90}}, {"at": {"fraction": 0.5}}]
+    )
+    with pytest.raises(SpecError) as caught:
+        made.plan(workers(4), None, duration_s=10)
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        "changes[2].at: changes must be in order of time, and changes[1].at is 90 s (given: 5 s, "
+        "which is fraction 0.5 of 10 s); allowed: 90 s or later; or a run of 180 s or longer "
+        "(trainer.stop.maxSeconds)"
+    )
+    with pytest.raises(SpecError):
+        made.plan(workers(4), None, duration_s=179)
+    made.plan(workers(4), None, duration_s=180)
 
 
 def test_a_plan_without_an_environment_limits_nothing() -> None:

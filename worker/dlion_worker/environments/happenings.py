@@ -1,6 +1,6 @@
 """What happens to workers and links beside rates and cuts: loss, stragglers, comings and goings.
 
-Called by `planning`, whose arithmetic of time it shares. All of it is for virtual time alone: on
+Called by `planning`. All of it is for virtual time alone: on
 real processes it is refused, by name, rather than left out.
 """
 
@@ -24,68 +24,6 @@ if TYPE_CHECKING:
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
-
-
-def happening_problems(environment: Environment, times: Times) -> Iterable[Problem]:
-    """Everything about stragglers, absences and loss that makes no sense."""
-    everyone = range(environment.worker_count)
-    for index, straggler in enumerate(environment.stragglers):
-        path = f"stragglers[{index}]"
-        yield from _rank_problems(straggler.workers or (), everyone, f"{path}.workers")
-        yield from times.problems(straggler.begins, f"{path}.begins")
-        yield from times.problems(straggler.ends, f"{path}.ends")
-        begins_s, ends_s = times.seconds(straggler.begins), times.seconds(straggler.ends)
-        if ends_s is not None and ends_s <= (begins_s or 0.0):
-            yield Problem(f"{path}.ends", "must be after begins", f"{ends_s:g} s")
-    for rank, own in _by_worker(environment.absences):
-        yield from _absence_problems(rank, own, everyone, times)
-    if len({rank for rank, _ in _late(environment)}) == len(everyone):
-        yield Problem(
-            "absences", "nobody is there at the start", allowed="a worker whose absence has leaves"
-        )
-    for index, change in enumerate(environment.changes):
-        losses = change.loss_percent
-        if losses is not None and len(losses) != len(everyone):
-            yield Problem(
-                path=f"changes[{index}].lossPercent",
-                message="must hold a value for every worker",
-                value=f"{len(losses)} values",
-                allowed=f"{len(everyone)} values",
-            )
-
-
-def _absence_problems(
-    rank: int, own: Sequence[tuple[int, EnvironmentAbsence]], everyone: range, times: Times
-) -> Iterable[Problem]:
-    """One worker's absences: in order of time, each after it has come back from the last."""
-    back_s: float | None = None
-    for place, (index, absence) in enumerate(own):
-        path = f"absences[{index}]"
-        yield from _rank_problems([rank], everyone, f"{path}.worker")
-        yield from times.problems(absence.leaves, f"{path}.leaves")
-        yield from times.problems(absence.comes, f"{path}.comes")
-        leaves_s, comes_s = times.seconds(absence.leaves), times.seconds(absence.comes)
-        if comes_s is not None and comes_s <= (leaves_s or 0.0):
-            yield Problem(f"{path}.comes", "must be after leaves", f"{comes_s:g} s")
-        if place and (back_s is None or leaves_s is None or leaves_s <= back_s):
-            yield Problem(
-                path=path,
-                message=f"worker {rank} cannot leave before it has come back",
-                value="the start" if leaves_s is None else f"{leaves_s:g} s",
-                allowed="nothing: it stays away" if back_s is None else f"after {back_s:g} s",
-            )
-        back_s = comes_s
-
-
-def _rank_problems(ranks: Iterable[int], everyone: range, path: str) -> Iterable[Problem]:
-    unknown = [rank for rank in ranks if rank not in everyone]
-    if unknown:
-        yield Problem(
-            path=path,
-            message="there is no such worker",
-            value=", ".join(map(str, unknown)),
-            allowed=f"0 to {everyone[-1]}",
-        )
 
 
 def _by_worker(
@@ -167,17 +105,23 @@ def unreached_paths(environment: Environment, duration_s: float | None) -> list[
     """
     if duration_s is None:
         return []
+    return [
+        path
+        for path, at in times_of(environment)
+        if at.seconds is not None and at.seconds >= duration_s and not path.endswith(".ends")
+    ]
+
+
+def times_of(environment: Environment) -> list[tuple[str, At]]:
+    """Every time in the file and its path."""
     times: list[tuple[str, At | None]] = [
         *((f"changes[{i}].at", change.at) for i, change in enumerate(environment.changes)),
         *((f"stragglers[{i}].begins", s.begins) for i, s in enumerate(environment.stragglers)),
+        *((f"stragglers[{i}].ends", s.ends) for i, s in enumerate(environment.stragglers)),
         *((f"absences[{i}].leaves", a.leaves) for i, a in enumerate(environment.absences)),
         *((f"absences[{i}].comes", a.comes) for i, a in enumerate(environment.absences)),
     ]
-    return [
-        path
-        for path, at in times
-        if at is not None and at.seconds is not None and at.seconds >= duration_s
-    ]
+    return [(path, at) for path, at in times if at is not None]
 
 
 def absences_of(environment: Environment, times: Times) -> tuple[Absence, ...]:

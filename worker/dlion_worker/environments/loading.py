@@ -38,9 +38,9 @@ def load_environment(name_or_path: str | Path) -> Environment:
                 advice="Give one of these names, or the path of a file.",
             )
             raise SpecError([problem])
-        path = FILES / f"{text}.yaml"
+        path, source = FILES / f"{text}.yaml", ""
     else:
-        path = Path(name_or_path)
+        path, source = Path(name_or_path), text
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -48,7 +48,7 @@ def load_environment(name_or_path: str | Path) -> Environment:
         raise _unreadable(path, f"cannot be read: {error.strerror}") from error
     document = the_only(read_texts(data, source=text), source=text)
     found = parse(Environment, document.value, source=text, lines=document.lines)
-    return replace(found, lines=document.lines)
+    return replace(found, lines=document.lines, file=source)
 
 
 def _unreadable(path: Path, reason: str) -> SpecError:

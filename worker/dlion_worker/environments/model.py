@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from dlion_api.document import Limits, Rule, exactly_one, setting
+from dlion_api.document import Check, Limits, Rule, exactly_one, setting
+from dlion_worker.environments.contradictions import contradictions, orders
 from dlion_worker.environments.happenings import unreached_paths
 from dlion_worker.environments.planning import check_start, plan_environment
+from dlion_worker.environments.times import lengths_in_words, lengths_of
 
 if TYPE_CHECKING:
     from dlion_api.names import WorkerIdentity
@@ -246,20 +248,10 @@ class Environment:
     )  # fmt: skip
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """Where in its file each path stands, as far as that is known; no field of the file."""
+    file: str = field(default="", compare=False, repr=False)
+    """Its file, unless it is a published one; no field of the file either."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="size(self.sites) == 0 || self.sites.map(s, s.workers).sum() =="
-            " self.workers.map(w, w.count).sum()",
-            message="the workers of the sites must add up to the workers",
-            holds=lambda it: (
-                not it.sites
-                or sum(site.workers for site in it.sites)
-                == sum(machine.count for machine in it.workers)
-            ),
-            reads=("sites", "workers"),
-        ),
-    )
+    checks: ClassVar[tuple[Check, ...]] = (contradictions,)
 
     @property
     def worker_count(self) -> int:
@@ -280,6 +272,11 @@ class Environment:
         it. Raises: SpecError where the environment contradicts the job, naming both.
         """
         return plan_environment(self, workers, machine_cores, duration_s, source)
+
+    @property
+    def run_lengths(self) -> str:
+        """Which runs have all of its times in order, in words; empty where all have."""
+        return lengths_in_words(lengths_of(orders(self, lambda _: True)))
 
     def unreached(self, duration_s: float | None) -> list[str]:
         """Paths of what a run of that length ends before; none where the length is not known."""

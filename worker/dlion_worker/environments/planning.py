@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from dlion_api.document import line_of
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank, WorkerIdentity
+from dlion_worker.environments.contradictions import contradictions_in_time
 from dlion_worker.environments.happenings import (
     absences_of,
-    happening_problems,
     late_problems,
     simulator_only_problems,
     stragglers_of,
+    times_of,
 )
 from dlion_worker.environments.loss import combined_fraction
 from dlion_worker.environments.plan import (
@@ -73,11 +74,11 @@ def plan_environment(
 
     Raises: SpecError with every contradiction, naming environment and job.
     """
-    times = Times(environment.name, duration_s, source)
+    times = Times(duration_s)
     problems = [
         *_count_problems(environment, workers, source),
-        *_change_problems(environment, times),
-        *happening_problems(environment, times),
+        *_fraction_problems(environment, times, source),
+        *contradictions_in_time(environment, lambda _: True, times),
     ]
     if machine_cores is not None:
         problems += simulator_only_problems(environment)
@@ -116,7 +117,7 @@ def _wrong(environment: Environment, problems: list[Problem]) -> SpecError:
     """The problems with the lines of the file, as far as those are known."""
     lines = environment.lines
     placed = [replace(problem, line=line_of(problem.path, lines)) for problem in problems]
-    return SpecError(placed, source=f"environment {environment.name}")
+    return SpecError(placed, source=environment.file or f"environment {environment.name}")
 
 
 def _count_problems(
@@ -143,39 +144,19 @@ def _count_problems(
         )
 
 
-def _change_problems(environment: Environment, times: Times) -> Iterable[Problem]:
-    everyone = list(range(environment.worker_count))
-    site_names = [site.name for site in environment.sites]
-    before_s = 0.0
-    for index, change in enumerate(environment.changes):
-        path = f"changes[{index}]"
-        yield from times.problems(change.at, f"{path}.at")
-        if (at_s := times.seconds(change.at)) is not None:
-            if at_s < before_s:
-                yield Problem(f"{path}.at", "changes must be in order of time", f"{at_s:g} s")
-            before_s = max(before_s, at_s)
-        if change.permutation is not None and sorted(change.permutation) != everyone:
+def _fraction_problems(environment: Environment, times: Times, source: str) -> Iterable[Problem]:
+    """Fractions of a run whose length is not known."""
+    if times.duration_s is not None:
+        return
+    for path, at in times_of(environment):
+        if at.fraction is not None:
             yield Problem(
-                path=f"{path}.permutation",
-                message="must hold every rank once",
-                value=str(list(change.permutation)),
-                allowed=f"an order of 0 to {everyone[-1]}",
+                path=f"{path}.fraction",
+                message=f"environment {environment.name} changes at a fraction of the run, but "
+                f"{source} has no stop.maxSeconds to take the fraction of",
+                value=str(at.fraction),
+                advice="Set trainer.stop.maxSeconds, or give seconds.",
             )
-        for name, values in (("cores", change.cores), ("mbitPerS", change.mbit_per_s)):
-            if values is not None and len(values) != len(everyone):
-                yield Problem(
-                    path=f"{path}.{name}",
-                    message="must hold a value for every worker",
-                    value=f"{len(values)} values",
-                    allowed=f"{len(everyone)} values",
-                )
-        links = change.cut_links or ()
-        ranks = [*(change.cut_workers or ()), *(r for one in links for r in one.workers or ())]
-        names = [*(change.cut_sites or ()), *(name for one in links for name in one.sites or ())]
-        unknown: list[object] = [rank for rank in ranks if rank not in everyone]
-        unknown += [name for name in names if name not in site_names]
-        if unknown:
-            yield Problem(path, "cuts what is not there", ", ".join(map(str, unknown)))
 
 
 def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _State]]:
