@@ -1,0 +1,44 @@
+"""Proves: the examples of docs/environments.md are an environment that goes with the quick start's
+job, whatever the length of its run.
+
+Leaves out: what becomes of them (tests/unit/environments, tests/unit/simulation).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dlion_cli.manifests import apply_set, load_manifest, read_document
+from dlion_worker.environments import Environment, load_environment
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "environments.md"
+
+
+def examples(folder: Path) -> list[Environment]:
+    """The first as it stands, and with what the second has for the simulator."""
+    first, second = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    kept = "".join(line for line in first.splitlines(True) if not line.startswith("betweenSites"))
+    made = []
+    for name, text in (("first", first), ("both", f"{kept}{second}")):
+        path = folder / f"{name}.yaml"
+        path.write_text(text)
+        made.append(load_environment(path))
+    return made
+
+
+@pytest.mark.parametrize("length_s", [1, 10, 60, 100_000])
+def test_the_examples_go_with_the_quick_starts_job_at_any_length(
+    tmp_path: Path, length_s: int
+) -> None:
+    document, _ = read_document(ROOT / "examples" / "digits.yaml")
+    changed = apply_set(document, [f"trainer.stop.maxSeconds={length_s}"])
+    job = load_manifest(changed, source="digits.yaml", lines=None)
+    for environment in examples(tmp_path):
+        plan = environment.plan(job.workers(), None, duration_s=length_s)
+        environment.check(job)
+        assert len(plan.changes) == 3
+        assert not environment.run_lengths
