@@ -221,6 +221,12 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "self._half_D -= self._correction_D",
         "tests/property/test_d2.py",
     ),
+    "d2, restart": Mutation(
+        "policies/d2.py",
+        "self._restarts.add(restart)",
+        "self._restarts.discard(restart)",
+        "tests/property/test_d2_restarts.py",
+    ),
     "adacomp": Mutation(
         "policies/adacomp.py",
         "gradient_D /= np.maximum(since_D, np.uint32(1)).astype(np.float32)",

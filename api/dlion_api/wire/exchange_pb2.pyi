@@ -167,6 +167,8 @@ class Header(_message.Message):
         Under `gaia` and `eventgrad`: of a PROGRESS, 1 where WEIGHTS follow.
       WEIGHTS: under `localsgd`, and from workers of `fedat`, samples trained on since the round began,
         by which these weights count; from the server of `fedat`, which of its weights they are.
+        Under `d2` how many iterations after that of these weights corrections start again; 0: none
+        that the sender knows of.
       MEET: in an answer, the iteration that was asked for.
       STOP: 0 the run is over, 1 it is and the sender has saved its site's model, 2 the sender alone
         was told to end.

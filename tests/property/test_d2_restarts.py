@@ -1,0 +1,298 @@
+"""Policy `d2` where members, links and checkpoints come and go, on quadratics with skewed data.
+
+Proved: whatever changes, those who are left come to their joint optimum, and soon afterwards their
+corrections sum to 0; a restart is common to all; a restored worker goes on identically until the
+one that it announces; no peer can hold anybody by what it says of restarts, or keep true ones from
+coming. Left out: the recursion itself and who waits for whom (test_d2.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_worker.policies.interface import Message, MessageArrived, MessageKind, Refuse, Send
+from skewed_cluster import KINDS, WORKERS, Skewed
+from weights_cluster import check_a_restored_worker_goes_on_identically, run_at_random
+
+seeds = st.integers(0, 2**32)
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+# ---- what may change ----------------------------------------------------------------------------
+
+
+def one_leaves(cluster: Skewed) -> None:
+    cluster.die(Rank(5))
+
+
+def its_last_part_reaches_only_some(cluster: Skewed) -> None:
+    cluster.all_step()
+    for rank in (3, 4):
+        cluster.links[Rank(5), Rank(rank)].clear()
+    cluster.deliver_to(range(5))
+    cluster.die(Rank(5))
+    cluster.deliver_all()
+
+
+def a_link_is_down_for_a_while(cluster: Skewed) -> None:
+    peer = min(cluster.graph[Rank(0)])
+    cluster.cut(Rank(0), peer)
+    cluster.go_on(3)
+    cluster.link(Rank(0), peer)
+    cluster.deliver_all()
+
+
+def a_link_breaks_while_parts_are_under_way(cluster: Skewed) -> None:
+    cluster.all_step()
+    cluster.deliver_to([0])
+    cluster.cut(Rank(0), Rank(1))
+    cluster.deliver_all()
+
+
+def one_is_alone_for_a_while(cluster: Skewed) -> None:
+    others = [rank for rank in cluster.ranks if rank != 2]
+    for peer in others:
+        cluster.cut(Rank(2), peer)
+    cluster.go_on(4)
+    for peer in others:
+        cluster.link(Rank(2), peer)
+    cluster.deliver_all()
+
+
+def one_is_replaced_at_once(cluster: Skewed) -> None:
+    """With nobody's step between: its neighbours mix with it as ever."""
+    cluster.die(Rank(2))
+    cluster.take_over(Rank(2), donor=Rank(3))
+    cluster.deliver_all()
+
+
+def one_is_replaced_later(cluster: Skewed) -> None:
+    cluster.die(Rank(2))
+    cluster.go_on(5)
+    cluster.take_over(Rank(2), donor=Rank(3))
+    cluster.deliver_all()
+
+
+def all_resume_and_one_had_mixed(cluster: Skewed) -> None:
+    cluster.all_step()
+    cluster.deliver_to([0])
+    cluster.resume(cluster.saved())
+
+
+def all_resume_from_different_iterations(cluster: Skewed) -> None:
+    early = cluster.saved()
+    cluster.go_on(3)
+    late = cluster.saved()
+    cluster.resume({rank: (early if rank % 2 else late)[rank] for rank in cluster.ranks})
+
+
+def several_at_once(cluster: Skewed) -> None:
+    cluster.cut(Rank(0), Rank(1))
+    cluster.go_on(2)
+    cluster.die(Rank(4))
+    cluster.go_on(1)
+    cluster.link(Rank(0), Rank(1))
+    cluster.deliver_all()
+
+
+CHANGES = [
+    one_leaves,
+    its_last_part_reaches_only_some,
+    a_link_is_down_for_a_while,
+    a_link_breaks_while_parts_are_under_way,
+    one_is_alone_for_a_while,
+    one_is_replaced_at_once,
+    one_is_replaced_later,
+    all_resume_and_one_had_mixed,
+    all_resume_from_different_iterations,
+    several_at_once,
+]
+
+
+@kinds
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("settled", [40, 4], ids=["settled", "early"])
+def test_whatever_changes_those_who_are_left_come_to_their_optimum(
+    kind: str, change: Callable[[Skewed], None], settled: int
+) -> None:
+    cluster = Skewed(kind)
+    cluster.go_on(settled)
+    assert (cluster.distance() < 1e-3) == (settled > 4)
+    change(cluster)
+    cluster.go_on(150)
+    assert cluster.distance() < 1e-4
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    workers=st.integers(2, 6),
+    seed=seeds,
+    first=st.integers(0, 8),
+)
+@settings(max_examples=120, deadline=None)
+def test_soon_after_the_last_change_the_corrections_sum_to_zero(
+    kind: str, workers: int, seed: int, first: int
+) -> None:
+    """Also where links stay down, or those who are left are in several pieces."""
+    kind = "complete" if workers < 4 or (kind == "graph" and workers % 2) else kind
+    cluster, rng = Skewed(kind, workers, seed), np.random.default_rng(seed)
+    done = first
+    run_at_random(cluster, seed, steps=done)
+    for _ in range(int(rng.integers(1, 5))):
+        move_at_random(cluster, rng)
+        change_at_random(cluster, rng)
+        done = max(cluster.replicas[rank].iteration for rank in cluster.alive)
+        done += int(rng.integers(1 + workers))
+        run_at_random(cluster, seed, steps=done, alive=cluster.alive)
+    for more in (2, 0, 2 * workers + 2, 0):  # to where all are level, and on
+        done = more + max(cluster.replicas[rank].iteration for rank in cluster.alive)
+        run_at_random(cluster, seed, steps=done, alive=cluster.alive)
+    assert not any(cluster.replicas[rank].machine.waiting_for() for rank in cluster.alive)
+    np.testing.assert_allclose(cluster.correction_sum_D(), 0, atol=1e-9)
+
+
+def move_at_random(cluster: Skewed, rng: np.random.Generator) -> None:
+    """Some steps and deliveries, so that what changes then finds all at different places."""
+    for _ in range(int(rng.integers(12))):
+        rank = cluster.alive[int(rng.integers(len(cluster.alive)))]
+        if cluster.may_step(rank):
+            cluster.step(rank)
+        links = [link for link, queue in cluster.links.items() if queue]
+        if links:
+            cluster.deliver(*links[int(rng.integers(len(links)))])
+
+
+def change_at_random(cluster: Skewed, rng: np.random.Generator) -> None:
+    one, other = (Rank(int(rank)) for rank in rng.permutation(cluster.ranks)[:2])
+    what = int(rng.integers(4))
+    if what == 0 and one in cluster.alive and len(cluster.alive) > 2:
+        cluster.die(one)
+    elif what == 1 and one not in cluster.alive and other in cluster.alive:
+        cluster.take_over(one, donor=other)
+    elif what == 2 and {one, other} <= set(cluster.alive):
+        cluster.cut(one, other)
+        if rng.random() < 0.7:
+            cluster.link(one, other)
+    elif what == 3 and one in cluster.alive:
+        cluster.come_back(one)
+
+
+@kinds
+def test_all_start_again_in_one_iteration_n_after_the_change(kind: str) -> None:
+    cluster = Skewed(kind)
+    cluster.go_on(10)
+    cluster.die(Rank(5))
+    void = {}
+    for iteration in range(11, 30):
+        cluster.all_step()
+        if iteration > 11:
+            void[iteration] = set(cluster.alive) - set(cluster.corrections())
+        cluster.deliver_all()
+    # Iteration 11 is the first without worker 5.
+    assert {at: ranks for at, ranks in void.items() if ranks} == {11 + WORKERS: {0, 1, 2, 3, 4}}
+
+
+@pytest.mark.parametrize("kind", ["complete", "ring"])
+@given(seed=seeds)
+@settings(max_examples=5, deadline=None)
+def test_a_restored_worker_goes_on_identically_until_its_restart(kind: str, seed: int) -> None:
+    cluster = Skewed(kind, seed=seed)
+    run_at_random(cluster, seed, steps=5)
+    last = 6 + WORKERS - 1  # its first mixing is that of iteration 6
+    check_a_restored_worker_goes_on_identically(
+        cluster, Rank(1), seed, steps=last, with_versions=False
+    )
+
+
+def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
+    cluster = Skewed("complete", 2)
+    cluster.go_on(3)
+    cluster.step(Rank(0))
+    machine = cluster.replicas[Rank(0)].machine
+    assert machine.waiting_for()
+    again = cluster.built(cluster.replicas[Rank(0)])
+    again.restore(machine.state())
+    assert not again.waiting_for()
+    assert again.next_iteration() == 5
+
+
+# ---- what peers say of restarts -----------------------------------------------------------------
+
+
+def said_by(cluster: Skewed, rank: Rank) -> list[int]:
+    """In how many iterations the next restart is, by each of that worker's parts."""
+    said = cluster.replicas[rank].said
+    sends = [one.message for one in said if isinstance(one, Send)]
+    return [one.weights_version for one in sends if one.kind is MessageKind.WEIGHTS]
+
+
+def test_without_changes_nobody_speaks_of_restarts() -> None:
+    cluster = Skewed("ring")
+    run_at_random(cluster, 1, steps=20)
+    assert not any(any(said_by(cluster, rank)) for rank in cluster.ranks)
+
+
+@pytest.mark.parametrize("ahead", [-1, WORKERS, 2**64 - 1])
+def test_a_restart_that_nobody_can_know_of_is_refused_and_its_part_not_waited_for(
+    ahead: int,
+) -> None:
+    cluster = Skewed("ring")
+    cluster.go_on(3)
+    cluster.all_step()
+    told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
+    cluster.cut(Rank(0), Rank(5))
+    machine = cluster.replicas[Rank(0)].machine
+    assert machine.waiting_for() == {1}
+    machine.handle(MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 4, 2)))
+    refusal, *rest = machine.handle(MessageArrived(Rank(1), replace(told, weights_version=ahead)))
+    assert isinstance(refusal, Refuse)
+    assert f"restart in {ahead} iterations; allowed: 0 to 5" in refusal.reason
+    assert rest
+    assert not machine.waiting_for()
+
+
+def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_passed_over() -> None:
+    cluster = Skewed("ring")
+    cluster.go_on(10)
+    cluster.all_step()
+    told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
+    far = replace(told, iteration=10 + 2 * WORKERS + 1, weights_version=WORKERS - 1)
+    cluster.handle(Rank(0), MessageArrived(Rank(1), far))
+    cluster.deliver_all()
+    void = set()
+    for iteration in range(12, 10 + 4 * WORKERS):
+        cluster.all_step()
+        void |= set() if 0 in cluster.corrections() else {iteration}
+        cluster.deliver_all()
+    assert void  # worker 1, by its own doing, is no longer mixed with
+    assert 10 + 3 * WORKERS not in void
+
+
+@kinds
+@pytest.mark.parametrize("iteration", [0, 10**9])
+def test_made_up_restarts_hold_nobody_and_keep_no_true_one_from_coming(
+    kind: str, iteration: int
+) -> None:
+    """Worker 1 names one in each of its parts, of its own iteration or of one that is far away."""
+    cluster, liar, rng = Skewed(kind), Rank(1), np.random.default_rng(0)
+    cluster.go_on(10)
+    for _ in range(20):
+        cluster.all_step()
+        for peer in cluster.graph[liar]:
+            for told in [one for one in cluster.links[liar, peer] if one.payload]:
+                ahead = int(rng.integers(1, WORKERS))
+                lie = replace(told, iteration=iteration or told.iteration, weights_version=ahead)
+                cluster.links[liar, peer].append(lie)
+        cluster.deliver_all()
+    assert {cluster.replicas[rank].iteration for rank in cluster.ranks} == {30}
+    assert all(said < WORKERS for rank in cluster.ranks for said in said_by(cluster, rank))
+    cluster.die(liar)
+    cluster.go_on(150)
+    assert cluster.distance() < 1e-4
