@@ -7,6 +7,7 @@ Owns which runs there are, in which order, and what is printed; a run is a proce
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -17,23 +18,18 @@ import click
 from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
-from dlion_api.errors import Problem, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import Job
 from dlion_cli import options
-from dlion_cli.comparing import Matrix, Planned, Runs, Variant, by_themselves
+from dlion_cli.comparing import Runs
+from dlion_cli.comparison_columns import IDEAL, Wanted, check, matrix_of
+from dlion_cli.comparison_folder import COMPARISON, PICTURE, locked, refuse_foreign
+from dlion_cli.comparison_matrix import Matrix
 from dlion_cli.comparison_table import against_table, comparison_table
+from dlion_cli.finite import FiniteRange
 from dlion_cli.interruption import interruptible
-from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_document
-from dlion_cli.run import tell_unreached
-from dlion_worker.environments import load_environment
-from dlion_worker.policies.catalogue import find
-from dlion_worker.results.comparison import Goal, Row, against
+from dlion_cli.manifests import STDIN, read_document
+from dlion_worker.results.comparison import Row, against
 from dlion_worker.simulation.calibration import read_costs
-
-IDEAL = "ideal"
-COMPARISON = "comparison.json"
-PICTURE = "comparison.svg"
 
 
 class _List(click.ParamType[tuple[Any, ...]]):
@@ -51,6 +47,8 @@ class _List(click.ParamType[tuple[Any, ...]]):
             return value
         try:
             items = tuple(self._item(text.strip()) for text in value.split(",") if text.strip())
+            if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+                raise ValueError
         except ValueError:
             self.fail(f"{value!r}: not numbers between commas", param, ctx)
         if not (items or self._may_be_empty) or len(set(items)) < len(items):
@@ -97,11 +95,11 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True,
               help="Seeds 1 to N.")  # fmt: skip
 @click.option(
-    "--target-accuracy", type=click.FloatRange(0, 1, min_open=True), metavar="A",
+    "--target-accuracy", type=FiniteRange(0, 1, min_open=True), metavar="A",
     help="Time and bytes to this mean over replicas. Default: the manifest's stop.targetAccuracy.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), metavar="S",
+    "--seconds", type=FiniteRange(0, min_open=True), metavar="S",
     help="Virtual seconds of every run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
@@ -119,7 +117,7 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
     help="Hold this column against each other one: speed-up, accuracy relative and in points.",
 )  # fmt: skip
 @click.option(
-    "--step-overhead", "step_overhead_s", type=click.FloatRange(0, 1000), metavar="SECONDS",
+    "--step-overhead", "step_overhead_s", type=FiniteRange(0, 1000), metavar="SECONDS",
     help="As for dlion simulate, for all runs.",
 )  # fmt: skip
 @click.option(
@@ -173,53 +171,52 @@ def compare(
     if str(file) == STDIN:
         raise click.UsageError("a comparison reads its manifest again and again: give a file")
     document, _ = read_document(file)
-    job = load_manifest(apply_set(document, assignments), source=str(file), lines=None)
-    goal = _goal(job, file, target_accuracy, seconds)
-    columns = (
-        *_policy_variants(policies, job.spec.exchange.policy),
-        *(_variant(text, document, assignments) for text in variants),
+    matrix = matrix_of(
+        Wanted(
+            file=file,
+            document=document,
+            policies=policies,
+            variants=variants,
+            environments=environments,
+            assignments=assignments,
+            seeds=seeds,
+            target_accuracy=target_accuracy,
+            seconds=seconds,
+            rates=rates,
+            tuned_in=tuned_in,
+            step_overhead_s=step_overhead_s,
+            calibration=calibration,
+        )
     )
-    matrix = Matrix(
-        file=file,
-        variants=by_themselves(columns, [name for name, _ in rates]),
-        environments=environments,
-        assignments=(*assignments, f"trainer.stop={{maxSeconds: {goal.at_s!r}}}"),
-        seeds=tuple(range(1, seeds + 1)),
-        learning_rates=dict(rates).get("", (job.spec.trainer.optimizer.learning_rate,)),
-        target_accuracy=goal.target_accuracy,
-        seconds=goal.at_s,
-        family_rates={name: own for name, own in rates if name},
-        tuned_in=tuned_in or environments[0],
-        calibration=calibration,
-        step_overhead_s=step_overhead_s,
-    )
-    _check(matrix, document, held)
+    check(matrix, document, held, out=out, data_root=data_root)
     if calibration is not None:
         read_costs(calibration)  # what is wrong with it is told before anything is run
     if dry_run:
-        click.echo(f"all is well; runs: at most {matrix.run_count()}")
+        _tell_plan(matrix, output)
         return ExitCode.OK
-    with interruptible():
+    with interruptible(), locked(out):
+        refuse_foreign(out, matrix.folders(), matrix.environments)  # now nobody else is in it
         console = Console(stderr=output == "json")
         cores = len(os.sched_getaffinity(0))
         rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)
-    _show(rows, matrix, out, output, held)
+        _show(rows, matrix, out, output, held)
     return ExitCode.OK
 
 
-def _goal(job: Job, file: Path, target_accuracy: float | None, seconds: float | None) -> Goal:
-    """As asked for, else the manifest's. Raises: SpecError where neither says it."""
-    stop = job.spec.trainer.stop
-    seconds = seconds or stop.max_seconds
-    target_accuracy = target_accuracy or stop.target_accuracy
-    for value, flag, path in (
-        (seconds, "--seconds", "maxSeconds"),
-        (target_accuracy, "--target-accuracy", "targetAccuracy"),
-    ):
-        if value is None:
-            problem = Problem(f"spec.trainer.stop.{path}", "is not given", advice=f"Give {flag}")
-            raise SpecError([problem], source=str(file))
-    return Goal(float(target_accuracy or 0), float(seconds or 0))
+def _tell_plan(matrix: Matrix, output: str) -> None:
+    """What a dry run says."""
+    if output != "json":
+        click.echo(f"all is well; runs: at most {matrix.run_count()}")
+        return
+    plan = {
+        "columns": [variant.name for variant in matrix.variants],
+        "environments": list(matrix.environments),
+        "seeds": list(matrix.seeds),
+        "targetAccuracy": matrix.target_accuracy,
+        "seconds": matrix.seconds,
+        "runsAtMost": matrix.run_count(),
+    }
+    click.echo(json.dumps(plan, indent=2))
 
 
 def _show(rows: list[Row], matrix: Matrix, out: Path, output: str, held: str | None) -> None:
@@ -260,78 +257,3 @@ def _show(rows: list[Row], matrix: Matrix, out: Path, output: str, held: str | N
             console.print(against_table(held, [compared[place] for place in places]))
     click.echo(f"Figures: {out / COMPARISON}")
     click.echo(f"Picture: {out / PICTURE}")
-
-
-def _policy_variants(names: tuple[str, ...], own: str) -> tuple[Variant, ...]:
-    """A column for each policy; what the manifest says of `own`, its policy, holds for that one."""
-    variants = []
-    for name in names:
-        settings: tuple[str, ...] = ()
-        if name not in (IDEAL, own):
-            find(name, source="--policies")
-            weighting = ("exchange.weighting=dlion_ratio",) if name == "dlion-published" else ()
-            bare = (
-                "exchange.parameters={}",
-                "exchange.residual=none",
-                "exchange.propagation=all",
-            )
-            settings = (f"exchange.policy={name}", *bare, *weighting)
-        variants.append(Variant(name, settings, is_ideal=name == IDEAL, family=name))
-    return tuple(variants)
-
-
-def _variant(text: str, document: dict[str, Any], assignments: tuple[str, ...]) -> Variant:
-    name, colon, settings = text.partition(":")
-    if not colon or not name.strip() or "=" not in settings:
-        raise click.UsageError(f"--variant {text!r}; allowed: NAME:PATH=VALUE[;PATH=VALUE…]")
-    parts = tuple(part.strip() for part in settings.split(";") if part.strip())
-    name = name.strip()
-    job = load_manifest(
-        apply_set(document, (*assignments, *parts)), source=f"--variant {name}", lines=None
-    )
-    return Variant(name, parts, family=job.spec.exchange.policy)
-
-
-def _check(matrix: Matrix, document: dict[str, Any], held: str | None) -> None:
-    """Every column fits its manifest and every environment the job, before anything is run."""
-    names = [variant.name for variant in matrix.variants]
-    if not names:
-        raise click.UsageError("nothing to compare: give --policies or --variant")
-    if held is not None and held not in names:
-        raise click.UsageError(f"--against {held!r}; allowed: {', '.join(names)}")
-    unused = set(matrix.family_rates) - {variant.family for variant in matrix.variants}
-    if unused:
-        known = dict.fromkeys((*(variant.family for variant in matrix.variants), *names))
-        raise click.UsageError(
-            f"--learning-rates for {min(unused)!r}; columns and their policies that have no "
-            f"other rates of their own: {', '.join(known)}"
-        )
-    folders = [
-        Planned(variant, environment, 0.0, 1).folder
-        for environment in matrix.environments
-        for variant in matrix.variants
-    ]
-    if len(set(folders)) < len(folders):
-        twice = next(folder for folder in folders if folders.count(folder) > 1)
-        raise click.UsageError(
-            f"two columns or environments would have the same folder, {twice.parent.parent}: give "
-            "them other names"
-        )
-    for environment in dict.fromkeys((matrix.tuned_in, *matrix.environments)):
-        loaded = load_environment(environment)
-        rates = [(variant, rate) for variant in matrix.variants for rate in matrix.grid(variant)]
-        for variant, rate in rates:
-            job = load_manifest(
-                apply_set(document, Planned(variant, environment, rate, 1).settings(matrix)),
-                source=f"{matrix.file}, {variant.name}",
-                lines=None,
-            )
-            if not variant.is_ideal:
-                loaded.plan(
-                    job.workers(),
-                    machine_cores=None,
-                    duration_s=job.spec.trainer.stop.max_seconds,
-                    source=str(matrix.file),
-                )
-                loaded.check(job, source=str(matrix.file))
-        tell_unreached(loaded, matrix.seconds)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.comparing import Matrix
+from dlion_cli.comparison_matrix import Matrix
 from dlion_cli.figures import NOT_KNOWN, share, size
 from dlion_worker.results.comparison import Against, Row, Spread
 

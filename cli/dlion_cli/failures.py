@@ -35,10 +35,20 @@ _OF_CLUSTERS: Final = frozenset({"kubernetes", "urllib3", "websocket"})
 """Packages of the extra `cluster` alone; all others come with `worker`."""
 
 
+class EndedError(DLionError):
+    """A process of ours ended so, and has said why: this one ends with the same exit code."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def exit_code_of(error: BaseException) -> ExitCode:
     """What the process says when this ends it."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
+    if isinstance(error, EndedError):
+        return error.exit_code
     chain: BaseException | None = error
     while chain is not None:  # a results error wraps the system's
         if isinstance(chain, StorageError):

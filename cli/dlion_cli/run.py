@@ -110,7 +110,7 @@ def run(
     refuse_named_authority(job, str(file))
     asked = _asked(job, environment)
     program_root = program_root_of(job, file, resume)
-    _refuse_without_program(job, program_root)
+    refuse_without_program(job, program_root)
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
@@ -187,7 +187,7 @@ def program_root_of(job: Job, file: Path, resume: Path | None) -> Path:
     return root
 
 
-def _refuse_without_program(job: Job, root: Path) -> None:
+def refuse_without_program(job: Job, root: Path) -> None:
     """Raises: ProgramError where it is not there: each worker would say so, seconds later."""
     program = job.spec.trainer.program.file
     if program and not (root / program).is_file():

@@ -79,9 +79,19 @@ def test_a_bar_of_a_point_is_not_missed_by_rounding(
     assert [growing(accuracy) for accuracy in (0.522667, 0.522666)] == [True, False]
 
 
-def test_all_parts_are_valid() -> None:
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A folder in which every file of data is there, and empty."""
+    for name in ("cifar10", "mnist"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for part in ("train", "test"):
+            (tmp_path / "data" / name / f"{part}.tfrecord").touch()
+    return str(tmp_path / "data")
+
+
+def test_all_parts_are_valid(data: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(PAPER / "run.py"), "--data", "nowhere", "--check"],
+        [sys.executable, str(PAPER / "run.py"), "--data", data, "--check"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -91,11 +101,11 @@ def test_all_parts_are_valid() -> None:
 
 
 def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_smaller(
-    tmp_path: Path, published: ModuleType
+    data: str, tmp_path: Path, published: ModuleType
 ) -> None:
     import reduced_edition
 
-    words = ["--data", "nowhere", "--reduced", "--check", "--out", str(tmp_path)]
+    words = ["--data", data, "--reduced", "--check", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
     )

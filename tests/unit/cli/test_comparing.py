@@ -1,5 +1,6 @@
 """Learning rates are tried once for each policy, from that policy's own grid, and a run that
-diverged is the worst and is not made again. Runs are real processes in tests/local."""
+diverged is the worst and is not made again. What is wrong is told before anything runs, all at
+once. Runs are real processes in tests/simulated."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
 from dlion_cli.compare import compare
-from dlion_cli.comparing import Matrix, Variant, by_themselves
+from dlion_cli.comparison_matrix import Matrix, Variant, by_themselves
 from dlion_worker.results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
@@ -128,6 +131,89 @@ def test_what_cannot_be_compared_is_refused(
     with pytest.raises(Exception) as raised:  # noqa: PT011 - click's, or ours by its words
         dry(*flags, out=tmp_path / "out")
     assert words in f"{raised.value}{getattr(raised.value, 'message', '')}"
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", str(DIGITS), "-e", "quickstart", "-e", "nowhere", "--policies", "nonsense"]
+    words += ["--variant", "wrong:exchange.codec=morse", "--out", str(tmp_path / "out")]
+    assert main(words) == ExitCode.SPEC
+    said = capsys.readouterr().err
+    assert "spec.trainer.stop.targetAccuracy: is not given. Give --target-accuracy" in said
+    assert "--policies: there is no exchange policy of that name here (given: nonsense)" in said
+    assert "topk, twostep, ideal" in said
+    assert "--variant wrong: spec.exchange.codec" in said
+    assert "there is no environment of that name (given: nowhere)" in said
+
+
+def test_a_problem_of_the_manifest_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", str(DIGITS), "-e", "quickstart", "--set", "exchange.codec=morse"]
+    words += ["--variant", "even:batching.policy=even", "--out", str(tmp_path / "out")]
+    assert main(words) == ExitCode.SPEC
+    assert capsys.readouterr().err.count("spec.exchange.codec") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--target-accuracy", "nan"),
+        ("--seconds", "inf"),
+        ("--step-overhead", "nan"),
+        ("--learning-rates", "0.1,nan"),
+    ],
+)
+def test_what_is_no_finite_number_is_wrong_usage(option: str, value: str, tmp_path: Path) -> None:
+    words = ["compare", str(DIGITS), "-e", "quickstart", "--target-accuracy", "0.5"]
+    assert main([*words, "--out", str(tmp_path), "--dry-run", option, value]) == ExitCode.USAGE
+
+
+def test_a_dry_run_tells_its_plan_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry("--policies", "dlion,ideal", "--seeds", "2", "-o", "json", out=tmp_path / "out")
+    assert json.loads(capsys.readouterr().out) == {
+        "columns": ["dlion", "ideal"],
+        "environments": ["quickstart"],
+        "seeds": [1, 2],
+        "targetAccuracy": 0.5,
+        "seconds": 9.0,
+        "runsAtMost": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "words"),
+    [
+        (
+            "trainer.dataset={path: 'of/{site}', format: npz}",
+            ExitCode.DATA,
+            "trainer.dataset.path: no such file or directory: {0}/of/plant-b",
+        ),
+        (
+            "trainer.startFrom=model.keras",
+            ExitCode.DATA,
+            "trainer.startFrom: no such file or directory: {0}/model.keras",
+        ),
+        ("trainer.program={file: none.py}", ExitCode.PROGRAM, "no such file: "),
+    ],
+)
+def test_a_dry_run_notices_files_that_are_not_there(
+    setting: str,
+    code: ExitCode,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "of" / "plant-a").mkdir(parents=True)
+    done = main(
+        ["compare", str(DIGITS), "-e", "quickstart", "--target-accuracy", "0.5", "--dry-run",
+         "--out", str(tmp_path / "out"), "--data-root", str(tmp_path), "--set", setting]
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert done == code
+    assert words.format(tmp_path) in said
+    assert "plant-a" not in said
 
 
 def test_figures_go_through_json() -> None:

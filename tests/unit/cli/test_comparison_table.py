@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dlion_cli.comparing import Matrix, Variant
+from dlion_cli.comparison_matrix import Matrix, Variant
 from dlion_cli.comparison_table import comparison_table
 from dlion_worker.results.comparison import Figures, Row
 

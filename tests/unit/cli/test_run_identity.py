@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dlion_cli.comparing import Matrix, Planned, Runs, Variant, identity, program_files
+from dlion_cli.comparing import Runs
+from dlion_cli.comparison_matrix import Matrix, Planned, Variant
+from dlion_cli.run_identity import identity, program_files
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = Planned(Variant("own", ()), "quickstart", 0.1, 1)

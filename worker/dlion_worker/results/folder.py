@@ -29,7 +29,7 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.records import record_to_json
 from dlion_worker.results.environment import EnvironmentReport, environment_document
 from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
-from dlion_worker.results.lock import LOCK, FolderLock
+from dlion_worker.results.lock import BEGUN, LOCK, FolderLock
 from dlion_worker.results.models import read_models
 from dlion_worker.results.resuming import check_resumable
 from dlion_worker.results.storage import (
@@ -237,7 +237,7 @@ def _check(path: Path, *, resume: bool) -> None:
             )
         return
     taken = path.exists() and (
-        not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())
+        not path.is_dir() or any(entry.name not in {LOCK, BEGUN} for entry in path.iterdir())
     )
     if taken:
         raise SpecError(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK = "run.lock"
+BEGUN = "comparing.json"
+"""By this `dlion compare` knows a folder for its own before its run starts there."""
 
 
 class FolderLock:

@@ -1,0 +1,58 @@
+"""What a compared run was asked for: everything that, changed, makes it another run.
+
+Called by `comparing`, which keeps it beside each run. Data files are not looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from dlion_api.document import to_document
+from dlion_cli.comparison_matrix import Matrix, Planned
+from dlion_cli.manifests import apply_set, load_manifest, read_document
+from dlion_cli.run import program_root_of
+from dlion_worker.environments import load_environment
+
+
+def identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
+    """What a run was asked for: its command, and the files behind it as they then were."""
+    environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
+    files = {
+        "manifest": [matrix.file],
+        "program": program_files(planned, matrix),
+        "calibration": [] if matrix.calibration is None else [matrix.calibration],
+    }
+    return {
+        "command": list(command)[1:],
+        "environment": hashlib.sha256(environment.encode()).hexdigest(),
+        "dlion": version("dlion"),
+        **{name: _hash(paths) for name, paths in files.items() if paths},
+    }
+
+
+def program_files(planned: Planned, matrix: Matrix) -> list[Path]:
+    """The run's own program, first, and the Python files beside it, which it may import.
+
+    None for a built-in program. Raises: SpecError where the manifest is no longer one.
+    """
+    document, _ = read_document(matrix.file)
+    source = f"{matrix.file}, {planned.variant.name}"
+    job = load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
+    if not job.spec.trainer.program.file:
+        return []
+    program = program_root_of(job, matrix.file, None) / job.spec.trainer.program.file
+    beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
+    return [path for path in (program, *beside) if path.is_file()]
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    """Of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

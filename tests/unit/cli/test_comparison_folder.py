@@ -1,0 +1,170 @@
+"""Proves: one comparison at a time goes on in a folder; what others made below it stays and is
+named; a comparison's own runs, ended or not, are replaced. Leaves out: the runs
+(tests/simulated)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_api.errors import SpecError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_cli.comparison_folder import begin, end, is_done, locked, refuse_foreign
+from dlion_worker.results.lock import FolderLock
+
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
+SEED = Path("quickstart/full/lr-0.05/seed-1")
+
+
+def compare(out: Path, *flags: str) -> int:
+    words = ["compare", str(DIGITS), "-e", "quickstart", "--policies", "full", "--seeds", "1"]
+    return main([*words, "--target-accuracy", "0.5", "--out", str(out), *flags])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def refused(out: Path) -> str:
+    with pytest.raises(SpecError) as raised:
+        refuse_foreign(out, [SEED], ["quickstart"])
+    return str(raised.value)
+
+
+def test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path):
+        begin(tmp_path / SEED, "first")
+        (tmp_path / SEED / "events.jsonl").write_text("under way")
+        before = content(tmp_path)
+        assert compare(tmp_path) == ExitCode.UNAVAILABLE
+        assert content(tmp_path) == before
+    said = capsys.readouterr().err
+    assert f"{tmp_path}: a run still goes on in this folder" in said
+    assert "choose another folder with --out" in said
+
+
+def test_the_lock_goes_with_the_comparison(tmp_path: Path) -> None:
+    for _ in range(2):
+        with locked(tmp_path / "new"):
+            pass
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_foreign_file_where_a_run_would_go_stays_and_is_named(
+    dry: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / SEED).mkdir(parents=True)
+    (tmp_path / SEED / "mine.txt").write_text("precious")
+    assert compare(tmp_path, *dry) == ExitCode.SPEC
+    assert (tmp_path / SEED / "mine.txt").read_text() == "precious"
+    said = capsys.readouterr().err
+    assert f"{tmp_path / SEED}: was not made by a comparison" in said
+    assert "Choose another folder with --out, or move this away" in said
+    assert not list(tmp_path.rglob("compar*"))
+
+
+def test_a_finished_run_where_one_would_go_stays(tmp_path: Path) -> None:
+    (tmp_path / SEED).mkdir(parents=True)
+    for name in ("job.yaml", "events.jsonl", "summary.json", "run.lock"):
+        (tmp_path / SEED / name).write_text("{}")
+    assert str(tmp_path / SEED) in refused(tmp_path)
+    with pytest.raises(SpecError, match="was not made by a comparison"):
+        begin(tmp_path / SEED, "asked")
+    assert (tmp_path / SEED / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "events.jsonl", "summary.json"])
+def test_no_comparison_goes_into_a_runs_own_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("{}")
+    assert compare(tmp_path) == ExitCode.SPEC
+    assert "--out: is the result folder of a run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_lies_on_the_way_to_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / "events.jsonl").write_text("")
+    (tmp_path / "quickstart" / "full").write_text("a file")
+    said = refused(tmp_path)
+    assert f"{tmp_path / 'quickstart'}: was not made" in said
+    assert f"{tmp_path / 'quickstart' / 'full'}: was not made" in said
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.svg", "quickstart-as-one.yaml"])
+def test_a_foreign_file_of_a_comparisons_name_is_not_written_over(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("[mine]")
+    assert f"{tmp_path / name}: was not made" in refused(tmp_path)
+
+
+def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text(json.dumps({"rows": [], "targetAccuracy": 0.5}))
+    (tmp_path / "comparison.svg").write_text("<svg/>")
+    (tmp_path / "quickstart-as-one.yaml").write_text(yaml.safe_dump({"name": "x-as-one"}))
+    (tmp_path / "notes.txt").write_text("beside it")
+    (tmp_path / SEED).mkdir(parents=True)
+    refuse_foreign(tmp_path, [SEED], ["quickstart"])
+
+
+def test_an_unfinished_run_of_a_comparison_is_replaced_and_a_finished_one_is_done(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / SEED
+    begin(folder, "first")
+    (folder / "models").mkdir()
+    (folder / "models" / "half").write_text("")
+    assert not is_done(folder, "first")
+    refuse_foreign(tmp_path, [SEED], ["quickstart"])
+    begin(folder, "second")
+    assert content(folder).keys() == {"run.lock", "comparing.json"}
+    (folder / "summary.json").write_text('{"ending": {"succeeded": true}}')
+    end(folder)
+    assert is_done(folder, "second")
+    assert not is_done(folder, "third")
+    begin(folder, "third")
+    assert content(folder).keys() == {"run.lock", "comparing.json"}
+
+
+def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
+    begin(tmp_path / SEED, "first")
+    lock = FolderLock(tmp_path / SEED)
+    try:
+        with pytest.raises(UnavailableError):
+            begin(tmp_path / SEED, "second")
+    finally:
+        lock.release()
+    assert (tmp_path / SEED / "comparing.json").read_text() == "first"
+
+
+def test_a_run_starts_in_the_folder_that_was_begun(tmp_path: Path) -> None:
+    from dlion_worker.results import folder
+
+    begin(tmp_path / SEED, "asked")
+    folder._check(tmp_path / SEED, resume=False)
+    (tmp_path / SEED / "mine.txt").write_text("")
+    with pytest.raises(SpecError, match="is not empty"):
+        folder._check(tmp_path / SEED, resume=False)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "x" * 201])
+def test_a_column_whose_name_is_no_folders_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(tmp_path, "--variant", f"{name}:exchange.policy=none") == ExitCode.SPEC
+    said = capsys.readouterr().err
+    assert "--variant: a folder is named so" in said
+    assert "allowed: letters, digits" in said
+    assert not list(tmp_path.iterdir())
