@@ -12,39 +12,50 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dlion_api.document import to_document
+from dlion_api.spec import Job
 from dlion_cli.comparison_matrix import Matrix, Planned
 from dlion_cli.manifests import apply_set, load_manifest, read_document
+from dlion_cli.policy_source import policy_source
 from dlion_cli.run import program_root_of
 from dlion_worker.environments import load_environment
 
 
 def identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
-    """What a run was asked for: its command, and the files behind it as they then were."""
+    """What a run was asked for: its command, and the files behind it as they then were.
+
+    Raises: SpecError where the manifest is no longer one.
+    """
     environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
+    job = _job(planned, matrix)
     files = {
         "manifest": [matrix.file],
-        "program": program_files(planned, matrix),
+        "program": program_files(job, matrix.file),
         "calibration": [] if matrix.calibration is None else [matrix.calibration],
     }
+    policy = policy_source(job.spec.exchange.policy)
     return {
         "command": list(command)[1:],
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
         **{name: _hash(paths) for name, paths in files.items() if paths},
+        **({"policy": policy} if policy else {}),
     }
 
 
-def program_files(planned: Planned, matrix: Matrix) -> list[Path]:
-    """The run's own program, first, and the Python files beside it, which it may import.
-
-    None for a built-in program. Raises: SpecError where the manifest is no longer one.
-    """
+def _job(planned: Planned, matrix: Matrix) -> Job:
     document, _ = read_document(matrix.file)
     source = f"{matrix.file}, {planned.variant.name}"
-    job = load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
+    return load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
+
+
+def program_files(job: Job, file: Path) -> list[Path]:
+    """The job's own program, first, and the Python files beside it, which it may import.
+
+    None for a built-in program. `file`: the job's manifest.
+    """
     if not job.spec.trainer.program.file:
         return []
-    program = program_root_of(job, matrix.file, None) / job.spec.trainer.program.file
+    program = program_root_of(job, file, None) / job.spec.trainer.program.file
     beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
     return [path for path in (program, *beside) if path.is_file()]
 

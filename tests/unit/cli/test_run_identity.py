@@ -1,18 +1,24 @@
-"""Proves: a compared run is another one where its own program, a Python file beside that, or the
-calibration is another, and not where another column's program is; costs of steps are asked of
-every simulation. Leaves out: that what is the same is not run again (tests/local).
+"""Proves: a compared run is another one where its own program, a Python file beside that, the code
+of its policy's package, or the calibration is another, and not where another column's program or
+policy is; costs of steps are asked of every simulation; how many runs are from before is told.
+Leaves out: that what is the same is not run again (tests/simulated).
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dlion_cli.comparing import Runs
+from dlion_cli.comparison_folder import begin, end
 from dlion_cli.comparison_matrix import Matrix, Planned, Variant
-from dlion_cli.run_identity import identity, program_files
+from dlion_cli.run_identity import _job, identity, program_files
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = Planned(Variant("own", ()), "quickstart", 0.1, 1)
@@ -72,13 +78,12 @@ def test_a_file_that_comes_beside_the_program_counts_and_data_do_not(matrix: Mat
 
 
 def test_programs_are_those_of_each_column(matrix: Matrix) -> None:
-    names = [[path.name for path in program_files(one, matrix)] for one in (OWN, OTHER, BUILT_IN)]
+    jobs = [_job(one, matrix) for one in (OWN, OTHER, BUILT_IN)]
+    names = [[path.name for path in program_files(job, matrix.file)] for job in jobs]
     assert names == [["own.py", "helper.py"], ["other.py", "beside.py"], []]
 
 
 def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: Path) -> None:
-    from rich.console import Console
-
     runs = Runs(tmp_path / "out", data_root=tmp_path, jobs=1, console=Console(quiet=True))
     for overhead_s, words in ((None, []), (0.25, ["--step-overhead", "0.25"])):
         asked = replace(matrix, step_overhead_s=overhead_s)
@@ -89,3 +94,81 @@ def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: 
         assert ("--step-overhead" in command) == (overhead_s is not None)
     without = replace(matrix, calibration=None)
     assert "--calibration" not in runs.command(OWN, without, tmp_path / "out")
+
+
+POLICY = """
+from dlion_worker.policies.catalogue import Policy
+
+POLICY = Policy("A trial.", "nowhere:build")
+"""
+TRIAL = Planned(Variant("trial", ("exchange={policy: trial}",)), "quickstart", 0.1, 1)
+
+
+@pytest.fixture(params=["trial_policy.py", "trial_policy/__init__.py"])
+def package(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Path]:
+    """Where a package is installed with the policy `trial`, in one module or in a package."""
+    site = tmp_path / "site"
+    module = site / str(request.param)
+    module.parent.mkdir(parents=True)
+    module.write_text(POLICY)
+    about = site / "trial-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trial\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[dlion.policies]\ntrial = trial_policy:POLICY\n")
+    (about / "top_level.txt").write_text("trial_policy\n")
+    monkeypatch.syspath_prepend(site)
+    yield site
+    sys.modules.pop("trial_policy", None)
+
+
+def test_a_run_is_another_where_its_policys_code_is(matrix: Matrix, package: Path) -> None:
+    before = [identity(["dlion"], one, matrix) for one in (TRIAL, OWN)]
+    assert before == [identity(["dlion"], one, matrix) for one in (TRIAL, OWN)]
+    assert "policy" not in before[1]
+    (module,) = package.rglob("*.py")
+    module.write_text(f"{POLICY}changed = 1\n")
+    changed = identity(["dlion"], TRIAL, matrix)
+    assert changed != before[0]
+    assert identity(["dlion"], OWN, matrix) == before[1]
+    module.write_text(POLICY)
+    assert identity(["dlion"], TRIAL, matrix) == before[0]
+    if module.name == "__init__.py":
+        module.with_name("beside.py").write_text("")
+        assert identity(["dlion"], TRIAL, matrix) != before[0]
+
+
+def test_a_run_is_another_where_its_policys_version_is(matrix: Matrix, package: Path) -> None:
+    before = identity(["dlion"], TRIAL, matrix)
+    (metadata,) = package.rglob("METADATA")
+    metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
+    assert identity(["dlion"], TRIAL, matrix) != before
+
+
+def test_other_modules_of_the_policys_distribution_count(matrix: Matrix, package: Path) -> None:
+    (package / "trial_parts.py").write_text("")
+    (package / "foreign.py").write_text("")
+    (package / "trial-1.0.dist-info" / "top_level.txt").write_text("trial_policy\ntrial_parts\n")
+    before = identity(["dlion"], TRIAL, matrix)
+    (package / "foreign.py").write_text("changed = 1\n")
+    assert identity(["dlion"], TRIAL, matrix) == before
+    (package / "trial_parts.py").write_text("changed = 1\n")
+    assert identity(["dlion"], TRIAL, matrix) != before
+
+
+def test_how_many_runs_are_from_before_is_told(matrix: Matrix, tmp_path: Path) -> None:
+    console = Console(file=StringIO())
+    out = tmp_path / "out"
+    runs = Runs(out, data_root=tmp_path, jobs=1, console=console)
+    begin(out / OWN.folder, runs._asked(OWN, matrix))
+    (out / OWN.folder / "summary.json").write_text('{"ending": {"succeeded": true}}')
+    end(out / OWN.folder)
+    runs._tell_taken([OWN, BUILT_IN], matrix)
+    (tmp_path / "own.py").write_text("second = 2\n")
+    runs._tell_taken([OWN, BUILT_IN], matrix)
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "1 of 2 runs are there already",
+        "0 of 2 runs are there already",
+    ]

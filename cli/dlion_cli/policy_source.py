@@ -1,0 +1,74 @@
+"""Where the code of an installed package's exchange policy is, and which it is just now.
+
+Called by `run_identity`, so that a run is another one once its policy is. DLion's own policies go
+by DLion's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final
+
+from dlion_worker.policies.catalogue import BUILT_IN, GROUP
+
+_CODE: Final = frozenset({".py", ".so", ".pyd"})
+
+
+def policy_source(name: str) -> dict[str, str]:
+    """Distribution, version and a digest of the code of that policy; empty: it is built in."""
+    if name in BUILT_IN:
+        return {}
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return {
+                "distribution": "" if point.dist is None else point.dist.name,
+                "version": "" if point.dist is None else point.dist.version,
+                "sha256": _digest(policy_files(point)),
+            }
+    return {}
+
+
+def policy_files(point: EntryPoint) -> dict[str, Path]:
+    """By name the code of the entry point's distribution and of its top-level module or package.
+
+    The second counts where the first is elsewhere, as in an editable installation.
+    """
+    found: dict[str, Path] = {}
+    tops = {point.module.partition(".")[0]}
+    if point.dist is not None:
+        tops.update((point.dist.read_text("top_level.txt") or "").split())
+        for file in point.dist.files or ():
+            path = Path(str(file.locate()))
+            if file.suffix in _CODE and path.is_file():
+                found[str(file)] = path
+    for top in tops:
+        found.update(_module_files(top, point.module))
+    return found
+
+
+def _module_files(top: str, module: str) -> Iterable[tuple[str, Path]]:
+    """Of a package all that is below it; of one in several places (a namespace) only `module`."""
+    spec = importlib.util.find_spec(top)
+    if spec is not None and spec.origin is None and module.startswith(f"{top}."):
+        spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        yield origin.name, origin
+        return
+    for path in origin.parent.rglob("*"):
+        if path.suffix in _CODE and path.is_file():
+            yield str(path.relative_to(origin.parent.parent)), path
+
+
+def _digest(files: dict[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
