@@ -159,7 +159,8 @@ def compare(
     """Simulate the job of manifest FILE under several policies, in several seeds, side by side.
 
     All columns have the same model, data, split, links and global batch. Printed: median and range
-    over seeds of the time and the bytes to the target, the accuracy at the end, and the drift.
+    over seeds of the time and the bytes to the target, the accuracy at the end, and the drift. The
+    median of an even number of seeds is the lower of the two values in the middle.
     Ctrl-C ends the runs; the same command goes on where it was.
 
     \b

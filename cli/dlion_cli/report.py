@@ -21,7 +21,8 @@ from dlion_api.exit_codes import ExitCode
     "labels",
     multiple=True,
     metavar="TEXT",
-    help="Name of a run on the page, once per DIR in the same order; by default the folder's name.",
+    help="Name of a run on the page, once per DIR in the same order; by default the folder's name, "
+    "with as much of its path as tells the runs apart.",
 )
 @click.option(
     "--reference",

@@ -216,6 +216,12 @@ def test_a_dry_run_notices_files_that_are_not_there(
     assert "plant-a" not in said
 
 
+def test_the_help_says_which_median_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help"]) == ExitCode.OK
+    said = " ".join(capsys.readouterr().out.split())
+    assert "median of an even number of seeds is the lower of the two values in the middle" in said
+
+
 def test_figures_go_through_json() -> None:
     from dlion_worker.results.comparison import Row
 

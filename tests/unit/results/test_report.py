@@ -26,7 +26,7 @@ from dlion_worker.results.environment import (
 )
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.report.page import PICTURE_BYTES, render
-from dlion_worker.results.report.runs import load_run, load_runs
+from dlion_worker.results.report.runs import _labels, load_run, load_runs
 from dlion_worker.results.summary import Ending
 from synthetic_run import Story, description, records
 
@@ -194,6 +194,22 @@ def test_several_runs_are_compared_with_one_worker_as_the_reference(tmp_path):
     assert runs[1].summary["scalability"] is None
     page = Page(render(runs))
     assert {"Comparison", "dlion", "one-worker"} <= {word.strip() for word in page.words}
+
+
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["x/a", "y/a"], ["x/a", "y/a"]),
+        (
+            ["full/lr-0.05/seed-1", "none/lr-0.05/seed-1"],
+            ["full/lr-0.05/seed-1", "none/lr-0.05/seed-1"],
+        ),
+        (["x/a", "x/a", "y/a"], ["x/a (1)", "x/a (2)", "y/a"]),
+    ],
+)
+def test_labels_tell_all_runs_apart(folders, labels, tmp_path):
+    assert _labels([tmp_path / folder for folder in folders]) == labels
 
 
 @pytest.fixture(scope="module")

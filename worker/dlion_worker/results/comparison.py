@@ -171,10 +171,13 @@ def _curve(run: LoadedRun, goal: Goal) -> tuple[float | None, ...]:
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Median and range. Where more than half of the seeds have no value, neither has the median.
+    """Median and range. Where more than half of the seeds have no value, neither has the median; of
+    an even number it is the lower of the two in the middle, which is one of the runs.
 
     >>> spread([3.0, None, 1.0]).median, spread([None, None, 1.0]).median
     (3.0, None)
+    >>> spread([1.0, 2.0, 3.0, 9.0]).median, spread([1.0, None]).median
+    (2.0, 1.0)
     """
     known = sorted(value for value in values if value is not None)
     missing = len(values) - len(known)

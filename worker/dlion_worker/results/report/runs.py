@@ -6,6 +6,7 @@ on, shows all that there is. Draws nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -112,8 +113,21 @@ def load_run(folder: Path, label: str) -> LoadedRun:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Folder names; where two are alike, with the folder above them."""
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{folder.resolve().parent.name}/{folder.resolve().name}" for folder in folders]
+    """Folder names; where two are alike, with as many of the folders above as tell all apart.
+
+    The same folder given twice is numbered.
+    """
+    paths = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, paths), default=0) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    else:
+        return []
+    twice = Counter(names)
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        seen[name] += 1
+        if twice[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    return names
