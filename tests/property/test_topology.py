@@ -2,8 +2,9 @@
 
 Proves: for any number of workers, degree and seed a graph is symmetric, connected, as regular as it
 says, the same in every process; what the manifest's rules accept can be built and what they refuse
-cannot; the rows of mixing weights make symmetric, doubly stochastic matrices, with the smallest
-eigenvalue that D2 needs. Oracles: a search through the graph and NumPy's eigenvalues.
+cannot, told with the degrees that can be; the rows of mixing weights make symmetric, doubly
+stochastic matrices, with the smallest eigenvalue that D2 needs. Oracles: a search through the graph
+and NumPy's eigenvalues.
 Left out: policies on these graphs (test_topology_machines.py).
 """
 
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec, load_job
-from dlion_worker.policies.topology import graph_of, lazy_row, likeness
+from dlion_worker.policies.topology import fewest_neighbours, graph_of, lazy_row, likeness
 from manifest_table import changed, smallest
 from policy_cluster import spec
 
@@ -68,6 +69,43 @@ def test_a_random_graph_is_regular_and_connected(count: int, degree: int, seed: 
     graph = built("randomRegular", degree, count, seed)
     check(graph, count)
     assert {len(peers) for peers in graph.values()} == {degree}
+
+
+@pytest.mark.parametrize(
+    ("topology", "degree"),
+    [("allToAll", None), ("clustered", None), ("ring", None), ("bipartite", None),
+     ("bipartite", 2), ("randomRegular", 2), ("randomRegular", 3)],
+)  # fmt: skip
+def test_the_fewest_neighbours_are_those_of_the_graph(topology: str, degree: int | None) -> None:
+    for count in (2, 3, 4, 5, 6, 8):
+        if degree is not None and (count < 4 or count % 2):
+            continue
+        exchange = with_graph(topology, degree).exchange
+        fewest = min(len(peers) for peers in built(topology, degree, count).values())
+        assert fewest_neighbours(exchange, count) == fewest
+
+
+@pytest.mark.parametrize(
+    ("topology", "degree", "workers", "value", "allowed"),
+    [
+        ("randomRegular", 6, 4, "6, with 4 workers", "2 to 3"),
+        ("randomRegular", 4, 3, "4, with 3 workers", "2"),
+        ("randomRegular", 3, 5, "3, with 5 workers", "an even number from 2 to 4"),
+        ("bipartite", 4, 6, "4, with 6 workers", "2 to 3"),
+    ],
+)
+def test_a_degree_that_cannot_be_is_told_with_those_that_can(
+    topology: str, degree: int, workers: int, value: str, allowed: str
+) -> None:
+    groups = [{"name": "all", "workers": workers}]
+    document = changed(smallest(), {"spec.sites": [{"name": "a", "groups": groups}]})
+    document["spec"]["exchange"] = {"topology": topology, "degree": degree}
+    with pytest.raises(SpecError) as caught:
+        load_job(document)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.value, problem.allowed) == (
+        "spec.exchange.degree", value, allowed,
+    )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=40)

@@ -196,7 +196,8 @@ class _Reader:
         if any(_touches(read, bad) for read in rule.reads for bad in wrong):
             return
         if not rule.holds(made):
-            self.note(_join(path, rule.reads[0]), FaultError(rule.message, advice=rule.advice))
+            fault = FaultError(rule.message, rule.given(made), rule.allowed(made), rule.advice)
+            self.note(_join(path, rule.reads[0]), fault)
 
 
 class _Soundness:

@@ -23,6 +23,10 @@ own in `checks`.
 """
 
 
+def _nothing(_: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What must hold among the fields of one object.
@@ -30,7 +34,8 @@ class Rule:
     `holds` sees the parsed object (attributes in snake_case), or, where a part of the document is
     wrong, what could be parsed of it; it is asked only if nothing that it `reads` is wrong.
     `reads` are dotted names in the document relative to the object; the first is blamed
-    (an empty one blames the object).
+    (an empty one blames the object). `given` and `allowed` say of an object that breaks it what is
+    there and what would do.
     """
 
     cel: str
@@ -38,6 +43,8 @@ class Rule:
     holds: Callable[[Any], bool]
     reads: tuple[str, ...]
     advice: str = ""
+    given: Callable[[Any], str] = _nothing
+    allowed: Callable[[Any], str] = _nothing
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,28 @@ def _equal_sides(spec: Spec) -> bool:
     return _degree(spec, "bipartite") is None or workers_of(spec.sites) % 2 == 0
 
 
+def _given(spec: Spec) -> str:
+    return f"{spec.exchange.degree}, with {_workers(spec)}"
+
+
+def _workers(spec: Spec) -> str:
+    count = workers_of(spec.sites)
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+def _allowed(spec: Spec) -> str:
+    """Degrees that a random graph of so many workers may have."""
+    count = workers_of(spec.sites)
+    if count <= 3:
+        return str(count - 1)
+    return f"{'an even number from ' * (count % 2)}2 to {count - 1}"
+
+
+def _allowed_between_sides(spec: Spec) -> str:
+    side = workers_of(spec.sites) // 2
+    return f"2 to {side}" if side > 1 else "1"
+
+
 TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"self.exchange.topology == 'allToAll' || {WORKERS_CEL} >= 2",
@@ -63,6 +85,8 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
         message="degree must be below the number of workers",
         holds=_below_workers,
         reads=_READS,
+        given=_given,
+        allowed=_allowed,
         advice="topology: allToAll is the one in which a worker has all others.",
     ),
     Rule(
@@ -70,6 +94,8 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
         message="degree or the number of workers must be even",
         holds=_even_ends,
         reads=_READS,
+        given=_given,
+        allowed=_allowed,
         advice="Every link has two ends, so degree times workers is even.",
     ),
     Rule(
@@ -84,6 +110,8 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
         message="degree must not be above half the number of workers: the other side has no more",
         holds=_within_a_side,
         reads=_READS,
+        given=_given,
+        allowed=_allowed_between_sides,
         advice="Leave degree out to link each worker with all of the other side.",
     ),
     Rule(

@@ -115,6 +115,14 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
         ("fedat", {"parameters": {"server": 99}}, "server", "99", "0 to 3"),
         ("async", {"parameters": {"server": 4}}, "server", "4", "0 to 3"),
         ("adacomp", {"parameters": {"server": 4}}, "server", "4", "0 to 3"),
+        ("hop", {"parameters": {"backupWorkers": 3}}, "backupWorkers", "3", "0 to 2"),
+        (
+            "hop",
+            {"topology": "ring", "parameters": {"backupWorkers": 2}},
+            "backupWorkers",
+            "2",
+            "0 to 1",
+        ),
         ("dgc", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
         ("twostep", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
         (
@@ -138,6 +146,15 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(
     assert (problem.path, problem.line) == (path, 23)
     assert problem.value.startswith(value)
     assert allowed in problem.allowed
+
+
+@pytest.mark.parametrize(("workers", "backup"), [(1, 1), (2, 1), (4, 2)])
+def test_backup_workers_that_leave_one_to_wait_for_and_the_default_are_taken(
+    workers: int, backup: int
+) -> None:
+    exchange = {"policy": "hop", "parameters": {"backupWorkers": backup}}
+    job = load_job(job_document(workers, exchange=exchange))
+    assert catalogue.parameters_of(job.spec).backup_workers == backup
 
 
 @pytest.mark.parametrize(

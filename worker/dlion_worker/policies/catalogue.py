@@ -150,6 +150,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.hop:hop",
         HopParameters,
         own_pace=True,
+        check=checks.hop,
     ),
     "fedat": Policy(
         "Tiers of workers, each at its own pace, under one server.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import Problem
+from dlion_worker.policies.topology import fewest_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
         DgcParameters,
         TwostepParameters,
     )
-    from dlion_worker.policies.weight_parameters import FedatParameters, GaiaParameters
+    from dlion_worker.policies.weight_parameters import (
+        FedatParameters,
+        GaiaParameters,
+        HopParameters,
+    )
 
 _PARAMETERS = "spec.exchange.parameters"
 
@@ -87,6 +92,23 @@ def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> li
             )
         )
     return problems
+
+
+def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[Problem]:
+    """Whoever has several neighbours waits for one of them at least. Two workers, with the default
+    of one, may go on without each other."""
+    given, fewest = parameters.backup_workers, fewest_neighbours(spec.exchange, len(ranks))
+    if given <= 1 or given < fewest:
+        return []
+    return [
+        Problem(
+            path=f"{_PARAMETERS}.backupWorkers",
+            message=f"on topology {spec.exchange.topology} a worker has as few as {fewest} "
+            f"neighbours of {len(ranks)} workers, and would wait for none of them",
+            value=str(given),
+            allowed=f"0 to {max(1, fewest - 1)}",
+        )
+    ]
 
 
 def one_momentum(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import networkx as nx
 
-    from dlion_api.spec import Job, Spec
+    from dlion_api.spec import Exchange, Job, Spec
 
 CLUSTERED: Final = "clustered"
 
@@ -49,6 +49,23 @@ def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
     """The workers of a job with whom that one exchanges, or may; those that a group is to grow
     by come on top, and are linked with all (`Job.may_grow`)."""
     return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
+
+
+def fewest_neighbours(exchange: Exchange, count: int) -> int:
+    """How many neighbours the worker has that has the fewest, of so many workers. Draws no graph.
+
+    >>> from dlion_api.spec import Exchange
+    >>> fewest_neighbours(Exchange(), 6), fewest_neighbours(Exchange(topology="ring"), 6)
+    (5, 2)
+    """
+    others = max(0, count - 1)
+    if exchange.topology == "ring":
+        return min(2, others)
+    if exchange.topology == "randomRegular":
+        return others if exchange.degree is None else exchange.degree
+    if exchange.topology == "bipartite":
+        return count // 2 if exchange.degree is None else exchange.degree
+    return others
 
 
 def beside(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:
