@@ -150,7 +150,11 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--profile", type=Path, help="write a profile (pstats) of a run there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for name in ("train.tfrecord", "test.tfrecord"):
+        if not (arguments.data / name).is_file():
+            parser.error(f"--data {arguments.data} holds no {name}")
+    return arguments
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from published import Comparison, environment, scaled_evaluation, scaled_seconds
 
 from dlion_worker.environments import load_environment
 
-SIMULATED = 1.3
+SIMULATED = 1.8
 """A simulation over its gradients alone (docs/benchmarks.md, *Cost of a simulation*)."""
 
 MESSAGE_S = 1.5e-3
