@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlion_api import document
-from dlion_api.errors import SpecError
+from dlion_api.errors import DLionError, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.status import Status
@@ -32,13 +32,11 @@ def explain(field: str, recursive: bool, policy: str | None) -> None:
 
     `spec.` may be left out, and so may the FIELD: the whole manifest. `dlion explain status` says
     what a cluster tells of a job, `dlion explain exchange.parameters --policy ako` what that
-    policy can be given.
+    policy can be given, and `exchange.parameters.partitions --policy ako` one of these.
     """
-    found = _find(field)
-    if policy is not None:
-        if found.path != PARAMETERS:
-            raise click.UsageError("--policy goes with exchange.parameters alone")
-        catalogue.find(policy)  # said before anything else where there is none
+    found = _find(field, policy)
+    if policy is not None and found.path != PARAMETERS and not _below_parameters(found.path):
+        raise click.UsageError("--policy goes with exchange.parameters alone")
     click.echo(f"KIND:    {KIND} ({API_VERSION})")
     if found.path:
         click.echo(f"FIELD:   {found.path} <{found.type}>{_facts(found)}")
@@ -57,32 +55,69 @@ def explain(field: str, recursive: bool, policy: str | None) -> None:
 def _policies() -> None:
     click.echo("\nPOLICIES:")
     for name in catalogue.names():
-        click.echo(f"  {name}\n{_paragraph(catalogue.find(name).summary, '    ')}\n")
+        try:
+            summary = catalogue.find(name).summary
+        except DLionError as error:
+            summary = _unreadable(error)
+        click.echo(f"  {name}\n{_paragraph(summary, '    ')}\n")
 
 
 def _parameters(policy: str | None) -> None:
     if policy is not None:
-        children = document.explain(catalogue.find(policy).parameters).children
+        children = _parameters_of(policy).children
         click.echo(f"\nPARAMETERS OF {policy}:" + ("" if children else " none"))
         _fields(children, depth=1, recursive=False)
         return
     click.echo("\nPARAMETERS (say --policy NAME for what they mean):")
     for name in catalogue.names():
-        children = document.explain(catalogue.find(name).parameters).children
-        words = ", ".join(child.name for child in children) or "none"
+        try:
+            words = ", ".join(child.name for child in _parameters_of(name).children) or "none"
+        except DLionError as error:
+            words = _unreadable(error)
         click.echo(f"  {name}: {words}")
 
 
-def _find(field: str) -> Explanation:
+def _parameters_of(policy: str, below: str = "") -> Explanation:
+    parameters = catalogue.find(policy).parameters
+    with catalogue.border(policy, "declaring its parameters"):
+        return document.explain(parameters, below)
+
+
+def _unreadable(error: DLionError) -> str:
+    """What stands for an installed package's policy, so that the others are explained."""
+    return f"cannot be read: {' '.join(str(error).split())}"
+
+
+def _below_parameters(path: str) -> bool:
+    return path.startswith(f"{PARAMETERS}.")
+
+
+def _find(field: str, policy: str | None) -> Explanation:
     first = field.split(".", 1)[0].split("[", 1)[0]
+    path = field if first in ROOTS else f"spec.{field}"
+    if policy is not None and (path == PARAMETERS or _below_parameters(path)):
+        catalogue.find(policy)  # said before anything else where there is none
+    if _below_parameters(path):
+        return _find_parameter(path.removeprefix(f"{PARAMETERS}."), policy)
     try:
         if first == STATUS:
             told = document.explain(Status, field.partition(".")[2])
             return replace(told, path=f"{STATUS}.{told.path}".rstrip("."), required=False)
-        path = field if not field or first in ROOTS else f"spec.{field}"
-        return document.explain(Job, path)
+        return document.explain(Job, path if field else "")
     except SpecError as error:
         raise SpecError(error.problems, source="explain") from None
+
+
+def _find_parameter(name: str, policy: str | None) -> Explanation:
+    """A field of what that policy can be given."""
+    if policy is None:
+        raise click.UsageError(f"{PARAMETERS}.{name} is each policy's own: give --policy NAME")
+    try:
+        found = _parameters_of(policy, name)
+    except SpecError as error:
+        problems = [replace(one, path=f"{PARAMETERS}.{one.path}") for one in error.problems]
+        raise SpecError(problems, source=f"explain --policy {policy}") from None
+    return replace(found, path=f"{PARAMETERS}.{found.path}")
 
 
 def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:

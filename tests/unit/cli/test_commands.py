@@ -48,6 +48,10 @@ def test_light_commands_load_no_heavy_packages() -> None:
             ["exchange.parameters", "--policy", "ako"],
             ["  partitions <integer> (default 0;", "smallest number whose part fits"],
         ),
+        (
+            ["exchange.parameters.share", "--policy", "topk"],
+            ["FIELD:   spec.exchange.parameters.share <number> (default 0.01;", "Of the entries"],
+        ),
         (["status"], ["FIELD:   status <object>\n", "  conditions <list of object>"]),
         (["status.trainerStatus"], ["  progressPercentage <integer>"]),
     ],
@@ -66,6 +70,13 @@ def test_explain_knows_policies_their_parameters_and_the_status(
     [
         (["exchange.parameters", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
         (["trainer", "--policy", "ako"], 2, "--policy goes with exchange.parameters"),
+        (["exchange.parameters.share"], 2, "is each policy's own: give --policy NAME"),
+        (["exchange.parameters.share", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
+        (
+            ["exchange.parameters.sahre", "--policy", "topk"],
+            ExitCode.SPEC,
+            "spec.exchange.parameters.sahre: there is no such field; allowed: share, residual.",
+        ),
         (["status.trainer"], ExitCode.SPEC, "Did you mean trainerStatus?"),
     ],
 )

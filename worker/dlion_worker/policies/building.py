@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.spec.bounds import MOST_WORKERS
 from dlion_worker.codecs import Coding, IndexCodec, ValueCodec
-from dlion_worker.policies.catalogue import find, parameters_of
+from dlion_worker.policies.catalogue import find, origin_of, parameters_of
 from dlion_worker.policies.combining import Weighting
 from dlion_worker.policies.folding import HELD, FoldingMachine
+from dlion_worker.policies.guarded import behind_border, built
 from dlion_worker.policies.horizon import Horizon
 from dlion_worker.policies.interface import Layout, ReplicaView
 from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, TransferRule
@@ -120,12 +121,17 @@ def build(
     """The machine of worker `rank`. `ranks`: every worker that may ever take part; `grows`: and
     others.
 
-    Raises: SpecError for a policy that is not known here, or parameters that it does not take.
+    Raises: SpecError for a policy that is not known here, or parameters that it does not take;
+        ProgramError where the code of an installed one fails.
     """
     context = Context(job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows)
     parameters = parameters_of(job_spec, ranks=context.ranks)
-    policy = find(job_spec.exchange.policy)
-    return Horizon(partial(policy.builder(), context, parameters), policy.lasting, held=HELD)
+    policy, origin = find(job_spec.exchange.policy), origin_of(job_spec.exchange.policy)
+    if origin is None:
+        make = partial(policy.builder(), context, parameters)
+    else:
+        make = partial(built, origin, policy.builder, context, parameters)
+    return Horizon(make, policy.lasting, held=HELD)
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> Horizon:
@@ -143,6 +149,7 @@ def gradient_machine(context: Context, sending: Sending) -> Machine:
     Where nothing is combined it waits for nobody and takes over no weights, whatever the other
     sections say. Where all exchange with all it folds together with those it was cut off from.
     """
+    sending = behind_border(origin_of(context.spec.exchange.policy), sending)
     machine = _worker_machine(context, sending)
     others = frozenset(context.ranks) - {context.rank}
     if not sending.combines or context.replica is None or context.neighbours != others:

@@ -7,14 +7,16 @@ by an entry point of the group `dlion.policies` that names a `Policy` (docs/writ
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.document import parse
-from dlion_api.errors import Problem, SpecError
+from dlion_api.errors import ContractError, DLionError, Problem, SpecError
 from dlion_api.spec.sites import workers_of
 from dlion_worker.policies import checks
+from dlion_worker.policies.installed import Installed
 from dlion_worker.policies.parameters import (
     AdacompParameters,
     AkoParameters,
@@ -212,18 +214,34 @@ def names() -> list[str]:
 def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
     """The policy of that name; `source` and `line`: where it stands, for the error.
 
-    Raises: SpecError naming the known ones.
+    Raises: SpecError naming the known ones; ProgramError where its package cannot be loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
     for point in entry_points(group=GROUP):
         if point.name == name:
-            policy = point.load()
+            with Installed(name, point.value).code("loading"):
+                policy = point.load()
             if isinstance(policy, Policy):
                 return policy
             wrong = f"entry point {point.value} is no dlion_worker.policies.catalogue.Policy"
             raise _problem(name, wrong, source, line)
     raise _problem(name, "there is no exchange policy of that name here", source, line)
+
+
+def origin_of(name: str) -> Installed | None:
+    """Where an installed package's policy of that name comes from; None: it is DLion's own."""
+    if name in BUILT_IN:
+        return None
+    values = (point.value for point in entry_points(group=GROUP) if point.name == name)
+    return next((Installed(name, value) for value in values), None)
+
+
+def refusal(name: str, rank: int, peer: int, reason: str, iteration: int) -> DLionError:
+    """What a policy has done wrong where a worker refuses a message, and nobody is hostile."""
+    said = f"worker {rank}, at iteration {iteration}, refuses a message of worker {peer}: {reason}"
+    origin = origin_of(name)
+    return ContractError(f"policy {name}: {said}") if origin is None else origin.error(said)
 
 
 def parameters_of(
@@ -237,17 +255,19 @@ def parameters_of(
 
     `lines` knows where in `source` each path stands; `ranks`: every worker that may ever take
     part, where these are not the manifest's. Raises: SpecError with every problem, or where the
-    policy does not work on the manifest's topology, or not with the rest of the manifest.
+    policy does not work on the manifest's topology, or not with the rest of the manifest;
+    ProgramError where the code of an installed one fails.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)
-    parameters = parse(
-        policy.parameters,
-        dict(spec.exchange.parameters),
-        source=source,
-        lines=lines,
-        root="spec.exchange.parameters",
-    )
+    with border(spec.exchange.policy, "declaring its parameters"):
+        parameters = parse(
+            policy.parameters,
+            dict(spec.exchange.parameters),
+            source=source,
+            lines=lines,
+            root="spec.exchange.parameters",
+        )
     has_server = getattr(parameters, "server", None) is not None
     topologies = ("allToAll",) if has_server else policy.topologies
     if topologies and spec.exchange.topology not in topologies:
@@ -262,11 +282,18 @@ def parameters_of(
         raise SpecError([problem], source=source)
     if policy.check is not None:
         everybody = range(workers_of(spec.sites)) if ranks is None else ranks
-        problems = policy.check(spec, parameters, everybody)
+        with border(spec.exchange.policy, "checking the manifest"):
+            problems = list(policy.check(spec, parameters, everybody))
         found = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
         if found:
             raise SpecError(found, source=source)
     return parameters
+
+
+def border(name: str, doing: str) -> AbstractContextManager[None]:
+    """Around code of a policy of that name: an installed one is named by what it raises."""
+    origin = origin_of(name)
+    return nullcontext() if origin is None else origin.code(doing)
 
 
 def has_barrier(spec: Spec) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_api.errors import ContractError, DivergedError
+from dlion_api.errors import DivergedError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
 from dlion_worker.exchange.window import levelled
-from dlion_worker.policies.catalogue import has_barrier
+from dlion_worker.policies.catalogue import has_barrier, refusal
 from dlion_worker.policies.clusters import graph_of_groups
 from dlion_worker.policies.interface import (
     BudgetsChanged,
@@ -303,8 +303,7 @@ class VirtualWorker:
         self.parts.links[peer].push(message)
 
     def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
-        """Nobody is hostile here: it is a defect of the policy."""
-        raise ContractError(f"worker {self.rank} at {iteration} refuses worker {peer}: {reason}")
+        raise refusal(self.parts.job.spec.exchange.policy, self.rank, peer, reason, iteration)
 
     def _report(self, result: StepResult) -> None:
         parts, now_s = self.parts, self._around.clock.now_s
