@@ -40,6 +40,11 @@ class StepRecord:
     """Passes of all workers over the job's training data so far, as this worker counts them; None:
     not known."""
 
+    @property
+    def began_s(self) -> float:
+        """When it began, on the clock of `time_s`, which is when it was done."""
+        return self.time_s - self.wall_s
+
 
 @dataclass(frozen=True)
 class LinkRecord:

@@ -32,6 +32,8 @@ from dlion_worker.simulation.recorded import (
 from local_run import job_document
 
 BEGAN_S = 10.0
+PROBED_S = 1.75
+"""Between what workers say when they begin to train, and their first step."""
 
 
 def step(rank: int, time_s: float, *, compute_s: float = 0.2, **fields: Any) -> StepRecord:
@@ -55,7 +57,7 @@ def link(rank: int, peer: int, time_s: float, sent_bytes: int) -> LinkRecord:
 
 
 def started() -> list[ProgressRecord]:
-    return [EventRecord(BEGAN_S, Rank(0), 0, "TrainingStarted", "")]
+    return [EventRecord(BEGAN_S - PROBED_S, Rank(0), 0, "TrainingStarted", "")]
 
 
 def plan_of(
@@ -77,15 +79,15 @@ def steady() -> list[ProgressRecord]:
         directive(0, 5.0, {1: 1e6}),
         directive(1, 5.0, {0: 2e6}),
         *started(),
-        *(step(0, BEGAN_S + 0.3 * k) for k in range(60)),
-        *(step(1, BEGAN_S + 0.3 * k, compute_s=0.4) for k in range(60)),
+        *(step(0, BEGAN_S + 0.5 + 0.3 * k) for k in range(60)),
+        *(step(1, BEGAN_S + 0.5 + 0.3 * k, compute_s=0.4) for k in range(60)),
     ]
 
 
 def test_a_steady_run_has_one_set_of_conditions() -> None:
     recorded = plan_of(steady())
     assert recorded.plan.changes == ()
-    assert recorded.began_s == BEGAN_S
+    assert recorded.began_s == BEGAN_S, "the first step's begin, not the word of it"
     assert recorded.unknown_links == ()
     conditions = recorded.plan.initial
     assert [worker.quota_cores for worker in conditions.workers] == pytest.approx([200, 100])
@@ -183,7 +185,7 @@ def test_latencies_change_when_the_environment_did() -> None:
     link = (Rank(0), Rank(1))
     recorded = plan_of(steady(), latencies=[(0.0, {link: 0.05}), (3.0, {link: 0.2})])
     (change,) = recorded.plan.changes
-    assert change.time_s == 3.0
+    assert change.time_s == 3.0 - PROBED_S
     found = [one.worker(Rank(0)).latency_s for one in (recorded.plan.initial, change.conditions)]
     assert found == [{1: 0.05}, {1: 0.2}]
     assert not recorded.plan.initial.worker(Rank(1)).latency_s

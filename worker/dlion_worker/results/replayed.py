@@ -1,7 +1,7 @@
 """A recorded run beside its replay: the same figures of both, from records alone.
 
-Owns which figures are compared. Called by `dlion replay`. Time counts from the first step on: a
-simulated run has no start-up.
+Owns which figures are compared. Called by `dlion replay`. Time counts from the first step on, as in
+the summary, whose functions these are: a simulated run has no start-up.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
-from dlion_api.reasons import EventReason
-from dlion_worker.results.curves import Curve, first_time_judged, mean_over_replicas
-from dlion_worker.results.summary import LEVELS
+from dlion_api.progress import LinkRecord
+from dlion_worker.results.curves import mean_over_replicas
+from dlion_worker.results.summary import LEVELS, level_reached
+from dlion_worker.results.tally import RunTally, training_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,41 +61,28 @@ class Figure:
 
 
 def figures_of(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> RunFigures:
-    """What is compared, of one run."""
-    starts: list[float] = []
-    last_s = 0.0
-    steps: dict[int, int] = defaultdict(int)
-    samples: dict[int, int] = defaultdict(int)
+    """What is compared, of one run; times and levels as its `summary.json` has them."""
+    tally = RunTally(ranks)
     sent: dict[tuple[int, int], int] = defaultdict(int)
     counted: dict[tuple[int, int], int] = {}  # a run that was broken off did not report its last
-    curves = {rank: Curve(1) for rank in ranks}
     for record in records:
-        if isinstance(record, StepRecord):
-            steps[record.rank] += 1
-            samples[record.rank] += record.local_batch_size
-            last_s = max(last_s, record.time_s)
-        elif isinstance(record, LinkRecord):
+        if record.rank not in tally.workers:
+            continue
+        tally.add(record)
+        if isinstance(record, LinkRecord):
             link = (record.rank, record.peer)
             sent[link] += record.sent_bytes
-            counted[link] = steps[record.rank]
-        elif isinstance(record, EvaluationRecord) and record.rank in curves:
-            if record.final:
-                curves[record.rank].hold(record.time_s)
-            curves[record.rank].append(record.time_s, record.accuracy)
-        elif isinstance(record, EventRecord) and record.reason == EventReason.TRAINING_STARTED:
-            starts.append(record.time_s)
-    began_s = min(starts, default=0.0)
-    seconds = max(0.0, last_s - began_s)
-    replicas = [curve.points() for curve in curves.values()]
-    mean = mean_over_replicas(replicas)
-    reached = {level: first_time_judged(replicas, level) for level in LEVELS}
+            counted[link] = tally.workers[record.rank].steps
+    workers = list(tally.workers.values())
+    seconds = training_s(workers)
+    mean = mean_over_replicas([worker.accuracy_curve.points() for worker in workers])
     return RunFigures(
         seconds=seconds,
-        steps_per_s=sum(steps.values()) / len(ranks) / seconds if seconds else 0.0,
+        steps_per_s=sum(w.steps for w in workers) / len(ranks) / seconds if seconds else 0.0,
         accuracy=float(mean[-1, 1]) if len(mean) else None,
-        time_to_s={level: None if t is None else t - began_s for level, t in reached.items()},
+        time_to_s={level: level_reached(workers, level)["training_time_s"] for level in LEVELS},
         bytes_per_step={link: sent[link] / count for link, count in counted.items() if count},
-        batch={rank: samples[rank] / steps[rank] for rank in ranks if steps[rank]},
+        batch={worker.rank: worker.samples / worker.steps for worker in workers if worker.steps},
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from dlion_worker.results.curves import Points, at_times, first_time_judged
 from dlion_worker.results.environment import EnvironmentReport, environment_document, finite
+from dlion_worker.results.tally import first_step_s, training_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,8 +79,8 @@ def summarise(
         "time_s": tally.end_s,
         **_totals(workers),
         "accuracy": _accuracy(workers, models),
-        "target": _level(workers, run.target_accuracy) if run.target_accuracy else None,
-        "levels": [_level(workers, level) for level in LEVELS],
+        "target": level_reached(workers, run.target_accuracy) if run.target_accuracy else None,
+        "levels": [level_reached(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
         "workers": [_worker(run, worker) for worker in workers],
         "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
@@ -144,18 +145,12 @@ def _model(model: SavedModel) -> Json:
     }
 
 
-def _began_s(workers: Sequence[WorkerTally]) -> float | None:
-    """When the first step of any worker began; None before it."""
-    return min((worker.started_s for worker in workers if worker.steps), default=None)
-
-
 def _totals(workers: Sequence[WorkerTally]) -> Json:
-    began_s = _began_s(workers)
     cpu_s = sum(worker.cpu_s for worker in workers)
-    span_s = 0.0 if began_s is None else max(w.last_step_s for w in workers if w.steps) - began_s
+    span_s = training_s(workers)
     samples = sum(worker.samples for worker in workers)
     return {
-        "training_s": max(span_s, 0.0),
+        "training_s": span_s,
         "steps": sum(worker.steps for worker in workers),
         "samples": samples,
         "samples_per_s": samples / span_s if span_s > 0 else 0.0,
@@ -184,11 +179,11 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SavedModel]) -> J
     }
 
 
-def _level(workers: Sequence[WorkerTally], accuracy: float) -> Json:
+def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     """When the mean over replicas reached that accuracy, and what had been sent by then."""
     time_s = first_time_judged([worker.accuracy_curve.points() for worker in workers], accuracy)
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
-    began_s = _began_s(workers)
+    began_s = first_step_s(workers)
     trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
     return {
         "accuracy": accuracy,

@@ -130,7 +130,7 @@ class WorkerTally:
         self.steps += 1
         self.samples += batch
         self.incarnations.add(record.incarnation)
-        self.started_s = min(self.started_s, record.time_s - record.wall_s)
+        self.started_s = min(self.started_s, record.began_s)
         self.last_step_s = max(self.last_step_s, record.time_s)
         self.last_iteration = record.iteration
         self.last_loss = record.loss
@@ -215,6 +215,21 @@ class RunTally:
         point = self._drift.add(record)
         if point is not None and math.isfinite(point[1]):
             self.drift_curve.append(*point)
+
+
+def first_step_s(workers: Iterable[WorkerTally]) -> float | None:
+    """When the first step of any worker began: where the time of training counts from; None before
+    it. Whoever compares runs takes this: a start-up is the machine's, not the training's."""
+    return min((worker.started_s for worker in workers if worker.steps), default=None)
+
+
+def training_s(workers: Iterable[WorkerTally]) -> float:
+    """From there to the end of the last step; 0 before the first."""
+    trained = [worker for worker in workers if worker.steps]
+    began_s = first_step_s(trained)
+    if began_s is None:
+        return 0.0
+    return max(0.0, max(worker.last_step_s for worker in trained) - began_s)
 
 
 def _increase(before: int, now: int) -> int:

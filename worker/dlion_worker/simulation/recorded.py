@@ -16,6 +16,7 @@ step stays that, and no link's rate. All are piecewise constant.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
@@ -52,7 +53,9 @@ _Value = TypeVar("_Value")
 Link = tuple["Rank", "Rank"]
 
 Latencies: TypeAlias = "Sequence[tuple[float, Mapping[Link, float]]]"
-"""(seconds after the first step, what each link has from then on), in order; from 0 s on."""
+"""(seconds of the environment's clock, what each link has from then on), in order; from 0 s on.
+That clock starts when a worker says that it begins to train; in a real run it then probes, before
+its first step."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Recorded:
     exchange_core_s_per_byte: Mapping[Rank, float]
     """What each byte sent or received takes of a worker beside that; empty: bytes do not count."""
     began_s: float
-    """When training began, on the records' clock."""
+    """When the first step began, on the records' clock: the plan's time 0."""
     unknown_links: tuple[Link, ...]
     """Links whose rate nobody measured: the plan does not limit them."""
 
@@ -77,6 +80,8 @@ class _Seen:
     """What the records say, by worker and by link."""
 
     starts: list[float] = field(default_factory=list)
+    """When workers said that they begin to train."""
+    first_step_s: float = math.inf
     steps: dict[Rank, list[StepRecord]] = field(default_factory=lambda: defaultdict(list))
     directives: dict[Rank, list[DirectiveRecord]] = field(default_factory=lambda: defaultdict(list))
     exchanged_bytes: dict[Rank, int] = field(default_factory=lambda: defaultdict(int))
@@ -86,8 +91,10 @@ class _Seen:
         """Takes one record."""
         if isinstance(record, EventRecord) and record.reason == EventReason.TRAINING_STARTED:
             self.starts.append(record.time_s)
-        elif isinstance(record, StepRecord) and record.compute_s > 0 < record.local_batch_size:
-            self.steps[record.rank].append(record)
+        elif isinstance(record, StepRecord):
+            self.first_step_s = min(self.first_step_s, record.began_s)
+            if record.compute_s > 0 < record.local_batch_size:
+                self.steps[record.rank].append(record)
         elif isinstance(record, DirectiveRecord):
             self.directives[record.rank].append(record)
         elif isinstance(record, LinkRecord):
@@ -131,10 +138,11 @@ def recorded_plan(
         for peer, rate in directive.bandwidth_bytes_per_s.items():
             if peer in ranks and rate > 0:
                 rates[directive.rank, peer].append((directive.time_s, rate))
-    began_s = min(seen.starts, default=0.0)
+    began_s = seen.first_step_s
+    clock_s = min(seen.starts, default=began_s)
     links = [(a.rank, b.rank) for a in workers for b in workers if a.rank != b.rank]
     settled = {link: _settled(found, began_s) for link, found in rates.items()}
-    moved = [(began_s + time_s if time_s else 0.0, found) for time_s, found in latencies]
+    moved = [(clock_s + time_s if time_s else 0.0, found) for time_s, found in latencies]
     initial, changes = _from(_timeline(workers, speeds.cores, settled, moved), began_s)
     return Recorded(
         plan=Plan(
@@ -283,11 +291,14 @@ def _from(
     timeline: Sequence[tuple[float, Conditions]], began_s: float
 ) -> tuple[Conditions, tuple[Change, ...]]:
     """What held when training began, and what changed later, counted from there."""
-    initial = timeline[0][1]
+    initial = before = timeline[0][1]
     changes = []
     for time_s, conditions in timeline:
         if time_s <= began_s:
             initial = conditions
-        else:
+        elif (
+            conditions != before
+        ):  # a first window that begins after the first step changes nothing
             changes.append(Change(time_s - began_s, conditions))
+        before = conditions
     return initial, tuple(changes)
