@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
 from dlion_cli import options
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import apply_set, load_manifest, read_document
 from dlion_cli.run import program_root_of
+from dlion_worker.results.storage import check_writable, write_whole
 from dlion_worker.simulation import calibration
 from dlion_worker.training import threads
 
@@ -109,6 +109,8 @@ def calibrate(
         raise click.UsageError("--set changes a manifest: give its FILE")
     if out is not None and not out.absolute().parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}. Make it first")
+    if out is not None:
+        check_writable(out)  # before minutes of measuring
     console = Console(stderr=True)
     with interruptible():
         for name, value in threads.environment(1.0).items():
@@ -131,7 +133,7 @@ def calibrate(
     else:
         _show(result)
     if out is not None:  # at last: what was measured is on the screen even where this fails
-        write_atomically(out, text.encode(), mode=0o644)
+        write_whole(out, text.encode())
         click.echo(f"Calibration: {out}", err=output == "json")
     return ExitCode.OK
 

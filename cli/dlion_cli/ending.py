@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 
 def finish_broken(
     folder: ResultFolder,
-    error: Exception,
+    error: Exception | None,
     interruption: Interruption,
     *,
     now: datetime,
     with_report: bool = True,
 ) -> None:
-    """Summary and page of a run that an error ended, where there is room for them.
+    """Summary and page of a run that an error ended (None: a signal), where there is room for them.
 
     Raises: KeyboardInterrupt, when the summary stands.
     """
     ending = Ending(
-        stop_reason="an error ended the run",
-        message=str(error),
+        stop_reason="interrupted" if error is None else "an error ended the run",
+        message="" if error is None else str(error),
         succeeded=False,
         started_at=now.isoformat(timespec="seconds"),
     )

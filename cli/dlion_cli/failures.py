@@ -65,7 +65,9 @@ def message_of(error: BaseException) -> str:
     """What the user reads. A defect of ours comes with its traceback in the log."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, DLionError | OSError):
+    if isinstance(error, OSError) and not isinstance(error, DLionError):
+        return _of_the_system(error)
+    if isinstance(error, DLionError):
         return str(error)
     if package := _missing_package(error):
         extra = "cluster" if package in _OF_CLUSTERS else "worker"
@@ -75,6 +77,17 @@ def message_of(error: BaseException) -> str:
         )
     logging.getLogger(__name__).error("unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}. This is a defect of dlion: please report it."
+
+
+def _of_the_system(error: OSError) -> str:
+    """An error that nobody has named an action for, with what to do where a disk is the reason."""
+    if error.errno not in _STORAGE:
+        return str(error)
+    what = "" if error.filename else "a file cannot be read or written: "
+    return (
+        f"{what}{error}. Free some space (df -h shows where it lacks), make the place writable, or "
+        "choose another"
+    )
 
 
 def _missing_package(error: BaseException) -> str:

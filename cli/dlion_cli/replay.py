@@ -35,6 +35,7 @@ from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
 from dlion_worker.results.renumbered import counted_ranks, renumbered
 from dlion_worker.results.replayed import Figure, figures_of, side_by_side
+from dlion_worker.results.storage import write_whole
 from dlion_worker.results.summary import SCHEMA_VERSION
 from dlion_worker.simulation.recorded import Recorded, recorded_plan
 
@@ -202,7 +203,7 @@ def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
         "unknownLinks": [list(link) for link in replayed.recorded.unknown_links],
         "figures": [row.document() for row in rows],
     }
-    (finished.folder / REPLAY).write_text(json.dumps(document, indent=2) + "\n")
+    write_whole(finished.folder / REPLAY, (json.dumps(document, indent=2) + "\n").encode())
     show(asked, replace(finished, summary={**finished.summary, "replay": document}))
     if asked.output == "json":
         return

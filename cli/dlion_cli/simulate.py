@@ -16,9 +16,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
-from dlion_api.errors import DLionError, Problem, SpecError
+from dlion_api.errors import DivergedError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord
@@ -36,6 +35,7 @@ from dlion_worker.environments import Plan, load_environment
 from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.storage import write_whole
 from dlion_worker.results.summary import Ending, Json
 from dlion_worker.simulation.calibration import read_costs
 from dlion_worker.training import threads
@@ -217,7 +217,8 @@ def _calibrated(
 def simulate_into_folder(asked: Asked, show: Show) -> int:
     """Simulates, keeps everything in a new result folder and shows it; the exit code.
 
-    Raises: DLionError, OSError; the folder then says why it ended.
+    Raises: DLionError, OSError, or what else went wrong. The folder then says why it ended; it is
+    not there where nothing was trained, so that the corrected command may be given as it is.
     """
     now = datetime.now().astimezone()
     console = Console(stderr=asked.output == "json")
@@ -229,12 +230,16 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
         try:
             simulated, ending = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
-            finish_broken(
-                folder, DLionError("interrupted"), interruption, now=now, with_report=False
-            )
+            if folder.has_steps:
+                finish_broken(folder, None, interruption, now=now, with_report=False)
+            click.echo(f"dlion: interrupted {_kept(folder)}", err=True)
             return ExitCode.INTERRUPTED
-        except (DLionError, OSError) as error:
-            finish_broken(folder, error, interruption, now=now, with_report=asked.with_report)
+        except Exception as error:
+            # One that has diverged has trained, if only a part of a step.
+            if folder.has_steps or isinstance(error, DivergedError):
+                finish_broken(folder, error, interruption, now=now, with_report=asked.with_report)
+            else:
+                folder.discard()
             raise
         ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
         summary, report = _finish(asked, folder, simulated, ending, interruption)
@@ -242,6 +247,18 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
             click.echo(f"dlion: {ending.message}", err=True)
         show(asked, Finished(folder.path, summary, report, simulated))
         return ExitCode.OK if ending.succeeded else ExitCode.UNAVAILABLE
+
+
+def _kept(folder: ResultFolder) -> str:
+    """How far an interrupted simulation came, and what there is of it."""
+    if not folder.has_steps:
+        folder.discard()
+        return "before the first step: nothing is kept"
+    return (
+        f"after {folder.elapsed_s:.1f} virtual seconds. {folder.path} holds the records and the "
+        f"summary until then; `dlion report {folder.path}` makes the page. A simulation "
+        "cannot be resumed: simulate anew into another folder, or remove this one"
+    )
 
 
 def refuse_endless(job: Job, source: str) -> None:
@@ -327,7 +344,7 @@ def _finish(
     """Summary and page of a run that was not broken off."""
     summary = folder.finish(ending)
     text = json.dumps(simulated.document(), indent=2) + "\n"
-    write_atomically(folder.path / SIMULATION, text.encode(), mode=0o644)
+    write_whole(folder.path / SIMULATION, text.encode())
     report = report_in_time(folder, summary, interruption) if asked.with_report else None
     return summary, report
 

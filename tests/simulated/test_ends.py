@@ -2,7 +2,8 @@
 
 Proves: the target is judged on those who can still come; the run is as long as its last step;
 links are reported to the last byte; a run in which nothing can happen any more is no success; an
-interruption waits for no gradient that has not begun. Left out: crashes and cuts themselves
+interruption waits for no gradient that has not begun, and says what it keeps; what fails before the
+first step leaves no folder. Left out: crashes and cuts themselves
 (test_faults.py).
 """
 
@@ -158,7 +159,7 @@ def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path
     job.write_text(yaml.safe_dump(job_document(8, trainer=trainer)))
     environment = {"name": "eight", "workers": [{"count": 8, "cores": 4, "mbitPerS": 100}]}
     command = dlion(tmp_path, job, environment, "--threads", "1")
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def count() -> int:
         return len(begun.read_text().splitlines())
@@ -171,8 +172,64 @@ def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path
             time.sleep(0.1)
         before = count()
         run.send_signal(signal.SIGINT)
-        assert run.wait(120) == ExitCode.INTERRUPTED
+        _, said = run.communicate(timeout=120)
+        assert run.returncode == ExitCode.INTERRUPTED
         assert count() <= before + 1 < 8
+        assert "dlion: interrupted before the first step: nothing is kept" in said
+        assert not (tmp_path / "out").exists()
     finally:
         run.kill()
         run.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_says_so_and_what_it_has_kept(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    job, out = tmp_path / "job.yaml", tmp_path / "out"
+    program = blobs(tmp_path, nap_s=0.02)
+    trainer = {"program": program, "stop": {"maxSteps": 100_000}}
+    job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
+    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heard also where all run under nohup
+    run = subprocess.Popen(
+        dlion(tmp_path, job, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    signal.signal(signal.SIGHUP, before)
+    try:
+        until_s = time.monotonic() + 120
+        while (
+            not (out / "events.jsonl").exists()
+            or '"step"' not in (out / "events.jsonl").read_text()
+        ):
+            assert time.monotonic() < until_s
+            assert run.poll() is None
+            time.sleep(0.1)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=120)
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == ExitCode.INTERRUPTED
+    words = " ".join(said.split())
+    assert "dlion: interrupted after" in words
+    assert f"{out} holds the records and the summary until then" in words
+    ending = json.loads((out / "summary.json").read_text())["ending"]
+    assert ending["stop_reason"] == "interrupted"
+    assert not ending["succeeded"]
+
+
+def test_what_fails_before_the_first_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    """So that the corrected command may name the same folder."""
+    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    job, program = tmp_path / "job.yaml", blobs(tmp_path)
+    right = (tmp_path / "program.py").read_text()
+    trainer = {"program": program, "stop": {"maxSteps": 2}}
+    job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
+    command = dlion(tmp_path, job, environment)
+    endings = []
+    for source in (f"{right}\nraise ValueError('boom')\n", right):
+        (tmp_path / "program.py").write_text(source)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        endings.append((done.returncode, (tmp_path / "out").exists()))
+    assert endings == [(ExitCode.PROGRAM, False), (ExitCode.OK, True)], done.stderr

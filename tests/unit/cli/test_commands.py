@@ -19,7 +19,7 @@ import pytest
 from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import COMMANDS, main
-from dlion_cli.failures import exit_code_of
+from dlion_cli.failures import exit_code_of, message_of
 from dlion_worker.results.storage import storage_error
 
 ROOT = Path(__file__).parents[3]
@@ -175,6 +175,28 @@ def test_a_disk_error_behind_another_counts_as_storage() -> None:
     error = DataError("cannot write")
     error.__cause__ = OSError(28, "No space left on device")
     assert exit_code_of(error) is ExitCode.STORAGE
+
+
+def test_an_error_of_the_disk_says_what_to_do() -> None:
+    bare = message_of(OSError(28, "No space left on device"))
+    assert bare.startswith("a file cannot be read or written: [Errno 28]")
+    assert "Free some space" in bare
+    named = message_of(OSError(30, "Read-only file system", "/readonly/out"))
+    assert named.startswith("[Errno 30] Read-only file system: '/readonly/out'. Free some space")
+    assert message_of(OSError(2, "No such file", "x")) == "[Errno 2] No such file: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["calibrate", "--out", "/proc/x.json"], ExitCode.STORAGE, "cannot write x.json"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["validate"], ["explain", "--nonsense"]])

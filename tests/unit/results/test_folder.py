@@ -1,5 +1,6 @@
 """Proves: a result folder is never made over something else; its events are readable at any
-moment, also when the disk is full or the last writer was killed; a resumed run goes on behind them,
+moment, also when the disk is full or the last writer was killed; a run that never trained leaves
+nothing where it is taken back; a resumed run goes on behind them,
 if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder.
 
 Leaves out: a real kill of a real process (tests/local/test_results_survive_a_kill.py).
@@ -31,7 +32,7 @@ from dlion_worker.results.environment import EnvironmentFigure, EnvironmentRepor
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import ResultFolder, default_folder
 from dlion_worker.results.lock import FolderLock
-from dlion_worker.results.storage import AppendedFile, StorageError, write_whole
+from dlion_worker.results.storage import AppendedFile, StorageError, write_whole, writing
 from dlion_worker.results.summary import Ending
 from synthetic_run import Story, description, records
 
@@ -103,6 +104,56 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path, 
     with pytest.raises(SpecError, match="not empty"):
         ResultFolder.create(foreign, description(STORY), now=NOW)
     assert sorted(foreign.iterdir()) == before
+
+
+def test_a_file_is_no_result_folder(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(SpecError, match="is a file, and results are a folder"):
+        ResultFolder.create(tmp_path / "README.md", description(STORY), now=NOW)
+
+
+def test_a_folder_that_is_taken_says_whether_its_run_can_go_on(tmp_path):
+    """Only what has a checkpoint can; a simulation has none."""
+    path = tmp_path / "run"
+    with ResultFolder.create(path, description(STORY), now=NOW):
+        pass
+    with pytest.raises(SpecError) as refused:
+        ResultFolder.create(path, description(STORY), now=NOW)
+    assert "or remove this one: the run in it has no checkpoint" in str(refused.value)
+    assert "--resume" not in str(refused.value)
+    save_checkpoint(path)
+    with pytest.raises(SpecError, match=f"dlion run FILE --resume {path}"):
+        ResultFolder.create(path, description(STORY), now=NOW)
+
+
+def test_a_run_that_never_trained_can_be_taken_back(tmp_path):
+    """With the folders that were made for it, and nothing else."""
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "runs" / "new" / "run"
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        folder.write_environment(EnvironmentReport(name="some"))
+        folder.append(EventRecord(1.0, Rank(0), 1, "Something", ""))
+        assert not folder.has_steps
+        folder.discard()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        for record in records(STORY):
+            folder.append(record)
+        assert folder.has_steps
+
+
+def test_what_others_have_put_there_is_not_taken_back(tmp_path):
+    path = tmp_path / "run"
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        (path / "thesis.tex").write_text("mine")
+        folder.discard()
+    assert list(path.iterdir()) == [path / "thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_begun_is_taken_back(tmp_path):
+    with files_no_longer_than(100), pytest.raises(StorageError, match=r"cannot write job\.yaml"):
+        ResultFolder.create(tmp_path / "new" / "run", description(STORY), now=NOW)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_folder_is_taken(tmp_path):
@@ -249,6 +300,15 @@ def test_a_full_disk_leaves_the_old_summary_as_it_was(tmp_path):
         write_whole(path, b"x" * 5000)
     assert json.loads(path.read_text()) == {"old": True}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_others_write_names_its_path_when_it_fails(tmp_path):
+    """Keras' errors of a full disk name none, and HDF5's have no number."""
+    for error in (OSError(errno.ENOSPC, "No space left on device"), OSError("cannot flush")):
+        with pytest.raises(StorageError) as raised, writing("cannot save", tmp_path / "model"):
+            raise error
+        assert str(tmp_path / "model") in str(raised.value)
+        assert "Free some space" in str(raised.value)
 
 
 def test_a_full_disk_ends_the_process_with_the_storage_code():

@@ -16,9 +16,11 @@ to it. Reading belongs to `events`, the figures to `tally` and `summary`, the pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,9 +33,10 @@ from dlion_worker.results.environment import EnvironmentReport, environment_docu
 from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
 from dlion_worker.results.lock import BEGUN, LOCK, FolderLock
 from dlion_worker.results.models import read_models
-from dlion_worker.results.resuming import check_resumable
+from dlion_worker.results.resuming import CHECKPOINTS, check_resumable
 from dlion_worker.results.storage import (
     AppendedFile,
+    StorageError,
     drop_torn_line,
     storage_error,
     write_whole,
@@ -43,7 +46,7 @@ from dlion_worker.results.tally import RunTally
 from dlion_worker.results.tensorboard import TensorBoardLogs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from dlion_api.progress import ProgressRecord
@@ -76,10 +79,19 @@ def kept_program_root(folder: Path) -> Path | None:
 class ResultFolder:
     """An open result folder; `create` makes it. Not for use by two threads at once."""
 
-    def __init__(self, path: Path, run: RunDescription, *, now: datetime, lock: FolderLock) -> None:
-        """`lock` is the one on `path`; `close` releases it."""
+    def __init__(
+        self,
+        path: Path,
+        run: RunDescription,
+        *,
+        now: datetime,
+        lock: FolderLock,
+        made: Sequence[Path] = (),
+    ) -> None:
+        """`lock` is the one on `path`; `close` releases it. `made`: `path` and its parents, as far
+        as they were made for this run, the innermost first."""
         self.path = path
-        self._lock = lock
+        self._lock, self._made = lock, made
         self.run = run
         self._started_at = now
         self._tally = RunTally(worker.rank for worker in run.workers)
@@ -106,17 +118,25 @@ class ResultFolder:
         """
         path = path or _unused(default_folder(run.key.name, now))
         _check(path, resume=resume)
+        made = [each for each in (path, *path.parents) if not each.exists()]
+        _make(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error("cannot make the result folder", path, error) from error
-        lock = FolderLock(path)
+            lock = FolderLock(path)
+        except StorageError:
+            if made:
+                _take_back(path, made)
+            raise
         try:
             _check(path, resume=resume)  # again: another run may have come and gone before the lock
             if resume:
                 check_resumable(path, run)
-            write_whole(path / JOB, _yaml(run.document))
-            return cls(path, run, now=now, lock=lock)
+            try:
+                write_whole(path / JOB, _yaml(run.document))
+                return cls(path, run, now=now, lock=lock, made=made)
+            except StorageError:
+                if not resume:
+                    _take_back(path, made)
+                raise
         except BaseException:
             lock.release()
             raise
@@ -129,10 +149,7 @@ class ResultFolder:
 
         Raises: UnavailableError while another process writes in it; StorageError.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error("cannot make the result folder", path, error) from error
+        _make(path)
         lock = FolderLock(path)
         try:
             write_whole(path / JOB, _yaml(run.document))
@@ -150,6 +167,11 @@ class ResultFolder:
     def elapsed_s(self) -> float:
         """Time of the last record so far: where the clock of a run that is resumed goes on."""
         return self._tally.end_s
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any worker has finished a step."""
+        return any(worker.steps for worker in self._tally.workers.values())
 
     def append(self, record: ProgressRecord) -> None:
         """Adds one record; it is on its way to the disk when this returns. Raises: StorageError."""
@@ -188,6 +210,14 @@ class ResultFolder:
         text = json.dumps(summary, indent=2, allow_nan=False)
         write_whole(self.path / SUMMARY, text.encode() + b"\n")
         return summary
+
+    def discard(self) -> None:
+        """Takes back what `create` and this have written, of a run in which nothing was trained:
+        the same name is free again. Not of one that was taken up or resumed."""
+        self._events.close()
+        self._logs.close()
+        _take_back(self.path, self._made)
+        self._lock.release()
 
     def close(self) -> None:
         """Closes the files. A folder that was never finished is readable all the same."""
@@ -236,21 +266,45 @@ def _check(path: Path, *, resume: bool) -> None:
                 ]
             )
         return
-    taken = path.exists() and (
-        not path.is_dir() or any(entry.name not in {LOCK, BEGUN} for entry in path.iterdir())
+    if path.exists() and not path.is_dir():
+        message, advice = "is a file, and results are a folder", "Name another"
+    elif path.exists() and any(entry.name not in {LOCK, BEGUN} for entry in path.iterdir()):
+        message, advice = "is not empty, and nothing in it may be overwritten", _way_out(path)
+    else:
+        return
+    allowed = "a new or an empty folder"
+    raise SpecError([Problem("--out", message, value=str(path), allowed=allowed, advice=advice)])
+
+
+def _way_out(path: Path) -> str:
+    """What to do about a folder that holds something."""
+    another = "Name another folder"
+    if not (path / EVENTS).exists():
+        return another
+    if any(path.glob(CHECKPOINTS)):
+        return f"{another}, or go on with the run in it: dlion run FILE --resume {path}"
+    return (
+        f"{another}, or remove this one: the run in it has no checkpoint to go on from (a "
+        "simulation never has, and costs only its time)"
     )
-    if taken:
-        raise SpecError(
-            [
-                Problem(
-                    "--out",
-                    "is not empty, and nothing in it may be overwritten",
-                    value=str(path),
-                    allowed="a new or an empty folder",
-                    advice="Choose another folder, or go on with its run by --resume",
-                )
-            ]
-        )
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error("cannot make the result folder", path, error) from error
+
+
+def _take_back(path: Path, made: Sequence[Path]) -> None:
+    """Removes what a run writes before its first step, and the folders that were made for it; as
+    far as that goes: there is another error to tell."""
+    shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY, LOCK):
+            (path / name).unlink(missing_ok=True)
+        for folder in made:
+            folder.rmdir()
 
 
 def _yaml(document: Mapping[str, Any]) -> bytes:

@@ -53,7 +53,7 @@ def check_resumable(path: Path, run: RunDescription) -> None:
             [
                 Problem(
                     "--resume",
-                    "holds no checkpoint: the run ended before it had saved one",
+                    "holds no checkpoint: the run ended before it had saved one, or was simulated",
                     value=str(path),
                     advice="Start afresh: leave --resume away, and give another --out",
                 )

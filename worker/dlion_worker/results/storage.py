@@ -8,13 +8,17 @@ of what is written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import DLionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -25,11 +29,32 @@ class StorageError(DLionError, OSError):
 def storage_error(action: str, path: Path, error: OSError) -> StorageError:
     """The error to raise for `error`, saying what to do about it."""
     return StorageError(
-        error.errno,
+        error.errno or errno.EIO,  # HDF5 gives none
         f"{action}: {error.strerror or error}. Free some space or make the folder writable, "
         "or choose another folder with --out",
         str(path),
     )
+
+
+@contextmanager
+def writing(action: str, path: Path) -> Iterator[None]:
+    """Makes an error of the system inside one that names `path`: what others write, Keras say, ends
+    with an error that has no name in it where the disk is full. Raises: StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(action, path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Returns where the file `path` can be made or replaced, as far as can be known before.
+
+    Raises: StorageError.
+    """
+    with writing(f"cannot write {path.name}", path), tempfile.NamedTemporaryFile(dir=path.parent):
+        pass
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dlion_api.errors import UnavailableError
 from dlion_api.reasons import EventReason
+from dlion_worker.results.storage import writing
 from dlion_worker.trainer.finishing import Replica, choose_model, keep_model, site_leads
 from dlion_worker.trainer.snapshot import WorkerState
 
@@ -42,7 +43,7 @@ class VirtualFinale:
         self._executor = executor
 
     def run(self, *, ended_s: float, stop_reason: str, results_dir: Path) -> None:
-        """Raises: UnavailableError where nobody is there; OSError."""
+        """Raises: UnavailableError where nobody is there; StorageError."""
         if not self._workers:
             raise UnavailableError(f"{stop_reason}, and no worker was there to keep a model")
         replicas, known = [], {}
@@ -62,7 +63,9 @@ class VirtualFinale:
         )
         sites = {worker.rank: worker.site for worker in self._job.workers()}
         for rank in sorted(site_leads(self._job, set(self._workers)), key=lambda r: sites[r]):
-            keep_model(about, state, save=self._save, results_dir=results_dir, site=sites[rank])
+            site = sites[rank]
+            with writing("cannot save the model", results_dir / "models" / site):
+                keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
             self._workers[rank].parts.reporter.event(
                 EventReason.MODEL_SAVED, str(about), iteration=max(r.iteration for r in replicas)
             )
