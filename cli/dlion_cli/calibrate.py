@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.spec.trainer import BUILTINS
 from dlion_cli import options
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import apply_set, load_manifest, read_document
@@ -57,7 +58,7 @@ class _Batches(click.ParamType[tuple[int, ...]]):
 @click.command(short_help="Measure what a step costs here.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--builtin", metavar="NAME",
+    "--builtin", type=click.Choice(BUILTINS),
     help="Without FILE: this built-in program, on images of chance.  [default: cipher]",
 )  # fmt: skip
 @click.option(

@@ -54,6 +54,8 @@ def report(
             f"--label was given {len(labels)} times for {len(folders)} folders; "
             "give one for each folder, or none"
         )
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise click.UsageError(f"--picture {picture}: is drawn as SVG. Name it FILE.svg")
     from dlion_worker.results.report.page import write_report
     from dlion_worker.results.report.picture import write_picture
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from dlion_api.document import Rule, exactly_one, setting
 from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, PATH_LENGTH, VariablePattern
 from dlion_api.spec.dataset import Dataset
+
+Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
+BUILTINS: Final[tuple[str, ...]] = get_args(Builtin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,7 @@ class ConfigMapKey:
 class Program:
     """The model: one of ours, or the user's own (`dlion init` writes a template)."""
 
-    builtin: Literal["cipher", "cnn17", "digits", "mobilenet"] | None = setting(
-        "a program that comes with DLion.", default=None
-    )
+    builtin: Builtin | None = setting("a program that comes with DLion.", default=None)
     module: str | None = setting(
         "an importable module with build_model() and, if it likes, load_data() and loss().",
         default=None,

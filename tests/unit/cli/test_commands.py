@@ -189,7 +189,14 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
+        (["calibrate", "--builtin", "nosuch"], ExitCode.USAGE, "'cipher', 'cnn17', 'digits'"),
         (["calibrate", "--out", "/proc/x.json"], ExitCode.STORAGE, "cannot write x.json"),
+        (["report", "nowhere", "--picture", "a.png"], ExitCode.USAGE, "a.png: is drawn as SVG"),
+        (
+            ["compare", DIGITS, "-e", "quickstart", "--seconds", "nan"],
+            ExitCode.USAGE,
+            "'--seconds': nan is no finite number",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is(
