@@ -240,6 +240,7 @@ def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: 
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), away=st.integers(0, 60))
 @example(seed=9, sites=[1], turn=0, away=1)  # is passed over, and waited for one iteration on
+@example(seed=0, sites=[3, 2, 1], turn=139, away=0)  # another site's gateway lacks its result
 @settings(max_examples=100, deadline=None)
 def test_who_comes_back_at_any_moment_is_in_line_again(
     seed: int, sites: list[int], turn: int, away: int

@@ -233,6 +233,9 @@ class Hierarchical(PeerMachine):
         self._gateways.gone(rank)
         self._given_up.pop(rank, None)
         self._given.left(rank)
+        own = self.context.rank  # what it gave this worker hands on: it may be back without
+        kept = [(told, own if giver == rank else giver) for told, giver in self._results]
+        self._results = deque(kept, maxlen=_RESULTS)
 
     # ---- an iteration's result -------------------------------------------------------------------
 
@@ -351,7 +354,7 @@ class Hierarchical(PeerMachine):
     def _lacks(self, iteration: int, giver: Rank, gateway: Rank) -> Iterator[Rank]:
         """Who may need that result of this worker: who follows it; of a gateway its site's workers,
         and such gateways of other sites as were given nothing else; otherwise a gateway that is
-        new, and who took this worker for one."""
+        new, where its maker has left those of other sites, and who took this worker for one."""
         linked = self.synchronizer.active
         yield from self._gateways.followers(linked)
         if gateway == self.context.rank:
@@ -362,6 +365,8 @@ class Hierarchical(PeerMachine):
             return
         if giver != gateway:
             yield gateway
+        if giver == self.context.rank:
+            yield from self._other_gateways()
         yield from self._given.givers(iteration)
 
     def _give(self, rank: Rank, told: Told | None) -> list[Instruction]:
