@@ -19,7 +19,6 @@ from dlion_api.measurements import Capacity, CapacitySource, Directive, Grouping
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker.policies.clusters import SILENT_BYTES_PER_S
 from dlion_worker.sidecar.director import Director
 from dlion_worker.sidecar.groups import (
     PAIR_PROBE_S,
@@ -93,22 +92,6 @@ def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
         rates.probed(Rank(1), rate)
         known.append(rates.own().get(Rank(1)))
     assert known == [None, None, 3e6, 3e6, 3e6, 3e6, 5e6]
-
-
-def test_one_probe_that_fails_changes_nothing_and_two_of_five_are_silence() -> None:
-    rates = PairRates(Rank(0))
-    for _ in range(5):
-        rates.probed(Rank(1), 2e6)
-    rates.probed(Rank(1), 0)
-    assert rates.own() == {1: 2e6}
-    rates.probed(Rank(1), 0)
-    assert rates.own() == {1: SILENT_BYTES_PER_S}
-    for _ in range(4):
-        rates.probed(Rank(1), 2e6)
-    assert rates.own() == {1: 2e6}
-    for _ in range(3):  # one that was never reached is known, too: groups need not wait for it
-        rates.probed(Rank(2), 0)
-    assert rates.own()[Rank(2)] == SILENT_BYTES_PER_S
 
 
 def test_what_a_probe_cannot_tell_apart_is_the_same_and_the_slower_direction_counts() -> None:

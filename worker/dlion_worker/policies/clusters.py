@@ -41,9 +41,6 @@ that a gateway's relay costs more than it saves."""
 KEPT_SEPARATION: Final = 2.0
 """Where there are groups already, as long as they carry so many times as much."""
 
-SILENT_BYTES_PER_S: Final = 1.0
-"""What a link counts as over which two who are there do not reach each other."""
-
 GATEWAY_GAIN: Final = 1.5
 """Another gateway takes over where its links to the other groups carry so many times as much."""
 
@@ -120,17 +117,6 @@ def fast_level(bytes_per_s: Iterable[float], separation: float) -> float:
         if (between := below * above * (high - low) ** 2) > best:
             best, gap, level = between, high - low, math.exp((low + high) / 2)
     return level if gap >= math.log(separation) else 0.0
-
-
-def as_slow_ones(rates: Mapping[tuple[Rank, Rank], float]) -> dict[tuple[Rank, Rank], float]:
-    """Silent links as slow as the slowest of the others: one alone would be a class of its own.
-
-    >>> as_slow_ones({(0, 1): 9e6, (0, 2): 1.0, (1, 2): 2e6})
-    {(0, 1): 9000000.0, (0, 2): 2000000.0, (1, 2): 2000000.0}
-    """
-    heard = [rate for rate in rates.values() if rate > SILENT_BYTES_PER_S]
-    slowest = min(heard, default=SILENT_BYTES_PER_S)
-    return {pair: max(rate, slowest) for pair, rate in rates.items()}
 
 
 def find_groups(rates: Mapping[tuple[Rank, Rank], float], separation: float) -> Groups:

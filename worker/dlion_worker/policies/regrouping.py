@@ -7,9 +7,8 @@ does no harm. Pure: time is an argument.
 A new grouping is made only where what links say fits it better than the present one by
 `LEAST_GAIN`, in `PATIENCE` looks one after the other; the last one's is taken: what each comes to
 may differ by a faded link. The first look of a run, which knows nothing but sites, needs no
-patience. Gateways that no longer reach each other make way to others of their groups just so. A
-gateway that is gone is replaced at once, by its group's best; groups stay as they are, and when
-it is back it is an ordinary member.
+patience. A gateway that is gone is replaced at once, by its group's best; groups stay as they are,
+and when it is back it is an ordinary member.
 
 Source: ours.
 """
@@ -22,7 +21,6 @@ from dlion_api.measurements import Grouping
 from dlion_worker.policies.clusters import (
     KEPT_SEPARATION,
     SEPARATION,
-    as_slow_ones,
     choose_gateways,
     find_groups,
     misfit,
@@ -105,11 +103,10 @@ class Regrouping:
         parted = len([group for group in held.groups if set(group) & set(present)]) > 1
         separation = KEPT_SEPARATION if parted and held.version > 0 else SEPARATION
         least = LEAST_GAIN * 2 / len(present)  # a link has two ends
-        speeds = as_slow_ones(rates)
-        groups, wrong = held.groups, misfit(held.groups, speeds, separation)
+        groups, wrong = held.groups, misfit(held.groups, rates, separation)
         if wrong >= least:  # else there is not so much to gain, and no need to search
-            found = find_groups(speeds, separation)
-            if wrong - misfit(found, speeds, separation) >= least:
+            found = find_groups(rates, separation)
+            if wrong - misfit(found, rates, separation) >= least:
                 groups = _with_absent(found, held)
         gateways = choose_gateways(groups, rates, present, held.gateways)
         changed = (groups, gateways) != (held.groups, held.gateways)

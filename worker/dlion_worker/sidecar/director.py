@@ -150,16 +150,15 @@ class Director:
     def probed(
         self, peer: Rank, busy_bytes: int, receiver_busy_s: float, now_s: float
     ) -> Directive | None:
-        """Takes the outcome of a probe; no bytes: it came to nothing."""
+        """Takes the outcome of a probe."""
         if self._groups is not None:
-            if receiver_busy_s > 0 or not busy_bytes:
-                self._groups.rates.probed(peer, busy_bytes and busy_bytes / receiver_busy_s)
+            if receiver_busy_s > 0:
+                self._groups.rates.probed(peer, busy_bytes / receiver_busy_s)
             if now_s - self._looked_at_s.get(peer, float("-inf")) < IDLE_LINK_S:
                 return None  # training goes on beside: its own transfers tell more
-        if busy_bytes:
-            self._looked_at_s[peer] = now_s
-            self.links.probed(peer, busy_bytes, receiver_busy_s)
-        return self._direct() if busy_bytes else None
+        self._looked_at_s[peer] = now_s
+        self.links.probed(peer, busy_bytes, receiver_busy_s)
+        return self._direct()
 
     # ---- what is known -------------------------------------------------------------------------
 

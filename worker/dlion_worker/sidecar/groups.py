@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from dlion_api.errors import ContractError
 from dlion_worker.policies.clusters import (
     MOST_VERSION,
-    SILENT_BYTES_PER_S,
     by_sites,
     graph_of_groups,
     pairs_of,
@@ -62,9 +61,10 @@ class PairRates:
         self._last_s = float("-inf")
 
     def probed(self, peer: Rank, bytes_per_s: float) -> None:
-        """Takes the outcome of a probe of one who is there; 0: it came to nothing."""
-        seen = min(max(bytes_per_s, SILENT_BYTES_PER_S), TELLABLE_BYTES_PER_S)
-        self._probes.setdefault(peer, deque(maxlen=PROBES_KEPT)).append(seen)
+        """Takes the outcome of a probe."""
+        if bytes_per_s > 0:
+            seen = min(bytes_per_s, TELLABLE_BYTES_PER_S)
+            self._probes.setdefault(peer, deque(maxlen=PROBES_KEPT)).append(seen)
 
     def told(self, rank: Rank, bytes_per_s: Mapping[Rank, float]) -> None:
         """Takes what another sidecar says of its worker's links."""
