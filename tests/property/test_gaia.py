@@ -9,6 +9,7 @@ real data (the report of the simulator).
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -151,26 +152,39 @@ def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_thresh
     assert machine.machine.threshold() == pytest.approx(5.0)
 
 
-@given(seed=seeds, threshold=st.sampled_from([0.0, 0.05, 0.5]), stay=st.sampled_from([1, 2]))
-@settings(max_examples=20, deadline=None)
+@given(
+    seed=seeds,
+    threshold=st.sampled_from([0.0, 0.05, 0.5]),
+    stay=st.sampled_from([1, 2]),
+    linked=st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
 def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
-    seed: int, threshold: float, stay: int
+    seed: int, threshold: float, stay: int, linked: int
 ) -> None:
+    """Also of what others sent it while it was linked and had no weights yet."""
     job = weights_spec("gaia", initial=6, threshold=threshold)
     cluster = WeightsCluster(job, [2] * (stay + 1), seed=seed % 1000)
     giver, comes = Rank(0), Rank(stay)
     cluster.leave(comes)
-    for _ in range(8):
+    for at in range(8):
+        if at == 8 - linked:
+            for rank in cluster.ranks[:stay]:
+                cluster.handle(rank, MemberJoined(comes))
         for rank in cluster.ranks[:stay]:
             cluster.step(rank)
-        cluster.deliver_all()
+        while any(cluster.deliver(*link) for link in cluster.links if comes not in link):
+            pass
     newcomer, given = cluster.replicas[comes], cluster.replicas[giver]
     newcomer.machine = cluster.built(newcomer)
     newcomer.weights_D[:] = given.weights_D - cluster.withheld[giver]
     newcomer.iteration = given.iteration
     newcomer.machine.overtake(given.iteration)
     for rank in cluster.ranks[:stay]:
-        cluster.handle(rank, MemberJoined(comes, newcomer.iteration))
+        if not linked:
+            cluster.handle(rank, MemberJoined(comes, newcomer.iteration))
+        kept = [m for m in cluster.links[rank, comes] if m.kind is not MessageKind.PROGRESS]
+        cluster.links[rank, comes] = deque(kept)  # as the inbox does with early steps
         cluster.handle(comes, MemberJoined(rank, cluster.replicas[rank].iteration))
     zero_D = np.zeros(cluster.layout.size, np.float32)
     for one in cluster.replicas.values():  # all that is kept becomes significant

@@ -11,6 +11,7 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,10 +81,19 @@ class Replica:
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
-    def descend(self, gradient_D: np.ndarray, *, iteration: int, samples: int, **_: Any) -> None:
+    def descend(
+        self,
+        gradient_D: np.ndarray,
+        *,
+        iteration: int,
+        samples: int,
+        then: Callable[[], None],
+        **_: Any,
+    ) -> None:
         with self._lock:
             self.model.weights_D -= np.float32(self.learning_rate) * gradient_D
             self.iteration, self.samples = iteration, samples
+        then()
 
     @property
     def weights_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix

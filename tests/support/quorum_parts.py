@@ -11,7 +11,7 @@ from dlion_worker.exchange import StateSnapshot
 from dlion_worker.policies.interface import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 LAYOUT = Layout(("a", "b"), (4, 2))
 
@@ -61,9 +61,18 @@ class Replica:
         """States taken over."""
         self.folds = 0
 
-    def descend(self, gradient_D: np.ndarray, *, iteration: int, samples: int, **_: Any) -> None:
+    def descend(
+        self,
+        gradient_D: np.ndarray,
+        *,
+        iteration: int,
+        samples: int,
+        then: Callable[[], None],
+        **_: Any,
+    ) -> None:
         self.weights_D -= self.learning_rate * gradient_D
         self.iteration, self.samples = iteration, samples
+        then()
 
     @property
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix

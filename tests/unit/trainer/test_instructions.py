@@ -24,6 +24,8 @@ from policy_cluster import spec
 from weighing_cluster import View
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlion_worker.policies.interface import Flat
 
 LAYOUT = Layout(("w",), (4,))
@@ -36,9 +38,10 @@ class Descent:
     def __init__(self) -> None:
         self.weights_D = np.ones(LAYOUT.size, np.float32)
 
-    def descend(self, gradient_D: Flat, **_: Any) -> None:
+    def descend(self, gradient_D: Flat, *, then: Callable[[], None], **_: Any) -> None:
         with np.errstate(over="ignore"):
             self.weights_D -= RATE * gradient_D
+        then()
 
     def replace(self, weights_D: Flat) -> None:
         self.weights_D[:] = weights_D

@@ -125,6 +125,26 @@ def test_what_peers_have_still_to_get_is_not_given_with_a_state(replica: LocalRe
     assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
 
 
+def test_no_state_is_given_between_an_update_and_what_follows_from_it(
+    replica: LocalReplica,
+) -> None:
+    withheld_D = other_weights(replica)
+    gradient_D = np.ones(replica.model.layout.size, np.float32)
+    with ThreadPoolExecutor() as pool:
+        given = []
+
+        def then() -> None:
+            given.append(pool.submit(replica.provide, StateWanted()))
+            with pytest.raises(TimeoutError):
+                given[0].result(timeout=0.1)
+            replica.withhold(withheld_D)
+
+        replica.descend(gradient_D, batch_samples=32, iteration=2, samples=64, then=then)
+        snapshot = given[0].result(timeout=30)
+    expected_D = replica.model.weights_D - withheld_D
+    assert bytes(snapshot.payload).startswith(expected_D.tobytes())
+
+
 def test_a_state_is_given_once_it_holds_the_update_that_is_wanted(replica: LocalReplica) -> None:
     with ThreadPoolExecutor() as pool:
         given = pool.submit(replica.provide, StateWanted(at_least=3))

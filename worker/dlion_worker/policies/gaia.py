@@ -188,7 +188,9 @@ class Gaia(PeerMachine):
         )
 
     def joined(self, rank: Rank, iteration: int) -> None:
-        """Nothing is expected of it before it announces something."""
+        """Nothing is expected of it before it announces something. Of a newcomer's peers, all that
+        is of iterations up to its own is in the weights that it took over."""
+        self._arrived[rank] = max(iteration, self._arrived.get(rank, 0))
 
     def left(self, rank: Rank) -> None:
         """What it has announced will not come; what has come counts."""

@@ -106,7 +106,10 @@ class Instructions:
             batch_samples=descend.global_batch_size or descend.samples,
             iteration=self._progress.iteration,
             samples=self._progress.own_samples,
+            then=lambda: self._descended(began_cpu_s),
         )
+
+    def _descended(self, began_cpu_s: float) -> None:
         self.update_cpu_s += time.thread_time() - began_cpu_s
         self.handle(Descended())
 

@@ -6,6 +6,7 @@ The training thread changes weights in place; the exchange's thread copies them 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class LocalReplica:
         """The last iteration whose update these weights hold."""
         self.samples = 0
         self.learning_rate = 0.0
+        self._is_settled = True
+        """Not between an update and what the policies make of it."""
         self._withheld_D: Flat | None = None
         """Part of the weights that peers have still to get from this worker's policy."""
 
@@ -56,11 +59,18 @@ class LocalReplica:
             return self.optimizer.resting_D(self.model.weights_D)
 
     def descend(
-        self, gradient_D: Flat, *, batch_samples: int, iteration: int, samples: int
+        self,
+        gradient_D: Flat,
+        *,
+        batch_samples: int,
+        iteration: int,
+        samples: int,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         """One update, with the learning rate for a gradient that stands for `batch_samples`.
 
-        `samples` counts this worker's own since the run began.
+        `samples` counts this worker's own since the run began. `then`: what follows from it at
+        once; no peer is given a state in between.
         """
         spec = self._job.spec
         self.learning_rate = learning_rate_for(
@@ -71,7 +81,13 @@ class LocalReplica:
         with self._lock:
             self.optimizer.apply(self.model.weights_D, gradient_D, self.learning_rate)
             self.iteration, self.samples = iteration, samples
-            self._updated.notify_all()
+            self._is_settled = False
+        try:
+            then()
+        finally:
+            with self._lock:
+                self._is_settled = True
+                self._updated.notify_all()
 
     def mix(self, other_D: Flat, fraction: float, since_D: Flat | None = None) -> None:
         """w <- (1 - fraction) w + fraction other; or, where these weights were `since_D` when the
@@ -111,7 +127,9 @@ class LocalReplica:
         """The state as a peer asks for it. One that never comes to hold the update it is to hold is
         given after a while as it is: who asked looks at its iteration."""
         with self._updated:
-            self._updated.wait_for(lambda: self.iteration >= wanted.at_least, timeout=PATIENCE_S)
+            self._updated.wait_for(
+                lambda: self._is_settled and self.iteration >= wanted.at_least, timeout=PATIENCE_S
+            )
             state = self._state()
             if self._withheld_D is not None and not wanted.weights_only:
                 np.subtract(state.weights_D, self._withheld_D, out=state.weights_D)
