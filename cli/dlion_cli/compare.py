@@ -196,7 +196,7 @@ def compare(
         _tell_plan(matrix, output)
         return ExitCode.OK
     with interruptible(), locked(out):
-        refuse_foreign(out, matrix.folders(), matrix.environments)  # now nobody else is in it
+        refuse_foreign(out, matrix.folders(), matrix.as_one())  # now nobody else is in it
         console = Console(stderr=output == "json")
         cores = len(os.sched_getaffinity(0))
         rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)

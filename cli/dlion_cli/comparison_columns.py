@@ -141,7 +141,7 @@ def check(
                     jobs[variant.name] = job
         tell_unreached(loaded, matrix.seconds)
     found.refuse(str(matrix.file))
-    refuse_foreign(out, matrix.folders(), matrix.environments)
+    refuse_foreign(out, matrix.folders(), matrix.as_one())
     refuse_without_files(jobs, matrix.file, data_root)
 
 

@@ -36,10 +36,11 @@ def as_one_file(out: Path, environment: str) -> Path:
     return out / f"{Path(environment).stem}-as-one.yaml"
 
 
-def refuse_foreign(out: Path, folders: Iterable[Path], environments: Iterable[str]) -> None:
+def refuse_foreign(out: Path, folders: Iterable[Path], as_one: Iterable[str]) -> None:
     """Nothing that a comparison is to write over, or take away, is anybody else's.
 
-    `folders`: of its runs, within `out`. Raises: SpecError naming all that is not its own.
+    `folders`: of its runs, within `out`; `as_one`: environments that get an `as_one_file`.
+    Raises: SpecError naming all that is not its own.
     """
     if _holds_a_run(out):
         problem = Problem(
@@ -63,7 +64,7 @@ def refuse_foreign(out: Path, folders: Iterable[Path], environments: Iterable[st
     if not _is_comparison(out / COMPARISON):
         figures = (out / COMPARISON, out / PICTURE)  # the picture is written after the figures
         foreign += [path for path in figures if path.exists()]
-    ones = dict.fromkeys(as_one_file(out, environment) for environment in environments)
+    ones = dict.fromkeys(as_one_file(out, environment) for environment in as_one)
     foreign += [path for path in ones if not _is_as_one(path)]
     problems = [
         Problem(str(path), "was not made by a comparison, and is not replaced", advice=_ELSEWHERE)

@@ -101,16 +101,25 @@ class Matrix:
             if len(self.grid(variant)) > 1
         ]
 
-    def folders(self) -> list[Path]:
-        """Of all runs that there may be, whichever learning rates are chosen."""
-        places = dict.fromkeys((self.tuned_in or self.environments[0], *self.environments))
-        return [
-            Planned(variant, environment, rate, seed).folder
-            for environment in places
+    def possible(self) -> list[Planned]:
+        """All runs that there may be, whichever learning rates are chosen; each of them once."""
+        compared = [
+            Planned(variant, environment, rate, seed)
+            for environment in self.environments
             for variant in self.variants
             for rate in self.grid(variant)
             for seed in self.seeds
         ]
+        return list(dict.fromkeys((*self.tuning(), *compared)))
+
+    def folders(self) -> list[Path]:
+        """Of all runs that there may be."""
+        return [one.folder for one in self.possible()]
+
+    def as_one(self) -> list[str]:
+        """Environments whose machines are put together as one, in a file of its own."""
+        ideal = (one.environment for one in self.possible() if one.variant.is_ideal)
+        return list(dict.fromkeys(ideal))
 
     def run_count(self) -> int:
         """Runs at most: where a rate was tried and taken, its run counts in the table as well."""

@@ -119,6 +119,28 @@ def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
     refuse_foreign(tmp_path, [SEED], ["quickstart"])
 
 
+@pytest.mark.parametrize("where", ["homo-b", "quickstart"])
+def test_a_foreign_file_of_one_machine_stays_wherever_ideal_runs_are(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Learning rates are tried in an environment that need not be compared."""
+    mine = tmp_path / f"{where}-as-one.yaml"
+    mine.write_text("mine: precious\n")
+    words = ["compare", str(DIGITS), "-e", "homo-b", "--tuned-in", "quickstart", "--seeds", "1"]
+    words += ["--target-accuracy", "0.5", "--out", str(tmp_path), "--policies"]
+    tried = ["--learning-rates", "0.1,0.2"]
+    assert main([*words, "ideal", *tried, "--dry-run"]) == ExitCode.SPEC
+    assert f"{mine}: was not made" in capsys.readouterr().err
+    assert main([*words, "ideal", *tried]) == ExitCode.SPEC
+    assert mine.read_text() == "mine: precious\n"
+
+
+def test_where_no_column_is_ideal_no_file_of_one_machine_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "quickstart-as-one.yaml").write_text("mine: precious\n")
+    assert compare(tmp_path, "--dry-run") == ExitCode.OK
+    assert compare(tmp_path, "--dry-run", "--policies", "full,ideal") == ExitCode.SPEC
+
+
 def test_an_unfinished_run_of_a_comparison_is_replaced_and_a_finished_one_is_done(
     tmp_path: Path,
 ) -> None:
