@@ -18,7 +18,7 @@ import yaml
 
 from dlion_api.errors import Problem, SpecError
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
-from dlion_worker.results.lock import BEGUN, LOCK, FolderLock
+from dlion_worker.results.lock import BEGUN, LOCK, FolderLock, is_lock
 from dlion_worker.results.storage import storage_error
 
 COMPARISON: Final = "comparison.json"
@@ -61,6 +61,8 @@ def refuse_foreign(out: Path, folders: Iterable[Path], as_one: Iterable[str]) ->
     foreign = [path for path in above if path.exists() and not path.is_dir()]
     foreign += [path for path in above if path.is_dir() and _holds_a_run(path)]
     foreign += [out / folder for folder in folders if not _may_be_replaced(out / folder)]
+    locks = (folder / LOCK for folder in (out, *(out / folder for folder in folders)))
+    foreign += [path for path in locks if not is_lock(path)]
     if not _is_comparison(out / COMPARISON):
         figures = (out / COMPARISON, out / PICTURE)  # the picture is written after the figures
         foreign += [path for path in figures if path.exists()]
@@ -78,7 +80,8 @@ def refuse_foreign(out: Path, folders: Iterable[Path], as_one: Iterable[str]) ->
 def locked(out: Path) -> Iterator[None]:
     """Inside, this comparison is the only one in that folder, which is made.
 
-    Raises: UnavailableError while another one, or a run, goes on in it; StorageError.
+    Raises: UnavailableError while another one, or a run, goes on in it; SpecError where its
+    `run.lock` is somebody else's; StorageError.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -141,7 +144,7 @@ def _may_be_replaced(folder: Path) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     names = {entry.name for entry in folder.iterdir()}
-    return bool(names & {BEGUN, ASKED}) or names <= {LOCK}
+    return bool(names & {BEGUN, ASKED}) or (names <= {LOCK} and is_lock(folder / LOCK))
 
 
 def _is_comparison(path: Path) -> bool:

@@ -119,6 +119,28 @@ def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
     refuse_foreign(tmp_path, [SEED], ["quickstart"])
 
 
+@pytest.mark.parametrize("folder", [Path(), SEED])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_no_lock_is_named_and_stays(
+    folder: Path, begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock, victim = tmp_path / "out" / folder / "run.lock", tmp_path / "victim"
+    lock.parent.mkdir(parents=True)
+    victim.write_text("precious")
+    lock.symlink_to(victim)
+    if begun:
+        (lock.parent / "comparing.json").write_text("")
+    for flags in ((), ("--dry-run",)):
+        assert compare(tmp_path / "out", *flags) == ExitCode.SPEC
+        assert f"{lock}: was not made by a comparison" in capsys.readouterr().err
+    with pytest.raises(SpecError, match=r"was not made by|is not the lock of a run"):
+        begin(lock.parent, "asked")
+    with pytest.raises(SpecError, match="is not the lock of a run"), locked(lock.parent):
+        pass
+    assert lock.is_symlink()
+    assert victim.read_text() == "precious"
+
+
 @pytest.mark.parametrize("where", ["homo-b", "quickstart"])
 def test_a_foreign_file_of_one_machine_stays_wherever_ideal_runs_are(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,8 @@ moment, also when the disk is full or the last writer was killed; a run that nev
 nothing where it is taken back; a resumed run goes on behind them,
 if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder.
 
-Leaves out: a real kill of a real process (tests/local/test_results_survive_a_kill.py).
+Leaves out: a lock that is none (test_lock.py); a real kill of a real process
+(tests/local/test_results_survive_a_kill.py).
 """
 
 from __future__ import annotations

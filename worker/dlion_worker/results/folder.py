@@ -31,7 +31,7 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.records import record_to_json
 from dlion_worker.results.environment import EnvironmentReport, environment_document
 from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
-from dlion_worker.results.lock import BEGUN, LOCK, FolderLock
+from dlion_worker.results.lock import BEGUN, LOCK, FolderLock, is_lock
 from dlion_worker.results.models import read_models
 from dlion_worker.results.resuming import CHECKPOINTS, check_resumable
 from dlion_worker.results.storage import (
@@ -113,8 +113,9 @@ class ResultFolder:
         and `job.yaml` takes on the settings that may change (`resuming`).
 
         Raises: SpecError when the folder holds something already (or, with `resume`, no run of
-            this job with a checkpoint); UnavailableError while another run goes on in it;
-            DataError when its job cannot be read; StorageError when it cannot be written.
+            this job with a checkpoint, or a lock that is none); UnavailableError while another
+            run goes on in it; DataError when its job cannot be read; StorageError when it cannot
+            be written.
         """
         path = path or _unused(default_folder(run.key.name, now))
         _check(path, resume=resume)
@@ -268,7 +269,9 @@ def _check(path: Path, *, resume: bool) -> None:
         return
     if path.exists() and not path.is_dir():
         message, advice = "is a file, and results are a folder", "Name another"
-    elif path.exists() and any(entry.name not in {LOCK, BEGUN} for entry in path.iterdir()):
+    elif path.exists() and not (
+        all(entry.name in {LOCK, BEGUN} for entry in path.iterdir()) and is_lock(path / LOCK)
+    ):
         message, advice = "is not empty, and nothing in it may be overwritten", _way_out(path)
     else:
         return
@@ -301,8 +304,10 @@ def _take_back(path: Path, made: Sequence[Path]) -> None:
     far as that goes: there is another error to tell."""
     shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY, LOCK):
+        for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY):
             (path / name).unlink(missing_ok=True)
+        if is_lock(path / LOCK):
+            (path / LOCK).unlink(missing_ok=True)
         for folder in made:
             folder.rmdir()
 

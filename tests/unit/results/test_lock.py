@@ -1,0 +1,96 @@
+"""Proves: a file of the lock's name that is none of a run's, or a link, is never written to or
+removed, and a run in its folder is refused; an earlier run's lock is taken. Leaves out: who gets
+the lock (test_folder.py)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import SpecError
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.lock import FolderLock
+from synthetic_run import Story, description
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+STORY = Story(workers=2, seconds=20, killed=None)
+
+
+def put_in_place_of_a_lock(kind, path, victim):
+    """What somebody else may have at `path`; `victim` is another file of theirs."""
+    match kind:
+        case "file":
+            path.write_text("precious\n")
+        case "long number":
+            path.write_text("1" * 21)
+        case "link":
+            path.symlink_to(victim)
+        case "link to a lock":
+            victim.write_text("12\n")
+            path.symlink_to(victim)
+        case "link to nothing":
+            path.symlink_to(victim.with_name("none"))
+        case "hard link":
+            path.hardlink_to(victim)
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(str(path))
+
+
+NO_LOCKS = ("file", "long number", "link", "link to a lock", "link to nothing", "hard link",
+            "folder", "pipe", "socket")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_LOCKS)
+def test_what_is_no_lock_is_not_taken_for_one_and_stays_as_it_is(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the path of a socket may not be long
+    path, victim = Path("run", "run.lock"), tmp_path / "victim"
+    path.parent.mkdir()
+    victim.write_text("precious\n")
+    put_in_place_of_a_lock(kind, path, victim)
+    before = os.lstat(path), victim.read_bytes()
+    with pytest.raises(SpecError, match=r"run/run\.lock: is not the lock of a run.*Move it away"):
+        FolderLock(path.parent)
+    with pytest.raises(SpecError, match="not empty"):
+        ResultFolder.create(path.parent, description(STORY), now=NOW)
+    after = os.lstat(path), victim.read_bytes()
+    assert (after[0].st_mtime_ns, after[0].st_size) == (before[0].st_mtime_ns, before[0].st_size)
+    assert after[1] == before[1]
+    assert [each.name for each in tmp_path.iterdir() if each.name == "none"] == []
+
+
+def test_a_run_is_not_resumed_under_what_is_no_lock(tmp_path):
+    path = tmp_path / "run"
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        folder.append(EventRecord(1.0, Rank(0), 1, "Something", ""))
+    (path / "run.lock").write_text("precious\n")
+    with pytest.raises(SpecError, match="is not the lock of a run"):
+        ResultFolder.create(path, description(STORY), now=NOW, resume=True)
+    assert (path / "run.lock").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("content", ["", "7\n"])
+def test_the_lock_of_an_earlier_run_is_taken(content, tmp_path):
+    (tmp_path / "run.lock").write_text(content)
+    ResultFolder.create(tmp_path, description(STORY), now=NOW).close()
+    assert (tmp_path / "run.lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_lock_that_has_become_somebody_elses_file_is_not_taken_back(tmp_path):
+    path = tmp_path / "run"
+    with ResultFolder.create(path, description(STORY), now=NOW) as folder:
+        (path / "run.lock").unlink()
+        (path / "run.lock").write_text("precious\n")
+        folder.discard()
+    assert [each.name for each in path.iterdir()] == ["run.lock"]
+    assert (path / "run.lock").read_text() == "precious\n"
