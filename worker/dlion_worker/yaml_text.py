@@ -2,8 +2,8 @@
 
 The one reader of what people write: manifests (`dlion_cli.manifests`) and environment files.
 Reads what `kubectl` reads, in the same sense (`yes` is true, `1e-3` is a number, a date is a
-string), from text that may be hostile: bounded in size, depth and in what its aliases unfold to; no
-tag makes an object. Says everything in `SpecError`s; checks no document.
+string), from text that may be hostile: bounded in size, depth, what its aliases unfold to and the
+paths that are kept; no tag makes an object. Says everything in `SpecError`s; checks no document.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 1024 * 1024
 MOST_VALUES: Final = 100_000
 DEEPEST: Final = 64
+MOST_PATH_CHARACTERS: Final = 16 * 1024 * 1024
+"""Of all paths with a line together: long keys count again for everything that is below them."""
 LONGEST_INTEGER: Final = 100
 MOST_DOUBLES: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
@@ -133,6 +135,8 @@ class _Builder:
     lines: dict[str, int] = field(default_factory=dict)
     doubles: list[Problem] = field(default_factory=list)
     """Keys that stand twice: what a mapping with one means is not known, but it can be read on."""
+    path_characters: int = 0
+    """Of all paths that are kept, with those in `doubles`."""
 
     def take(self, event: Any) -> None:
         match event:
@@ -167,8 +171,7 @@ class _Builder:
             )
         if len(self.frames) >= DEEPEST:
             raise _NotReadableError(event, "", f"is nested deeper than {DEEPEST} levels")
-        if not self.frames or not isinstance(self.frames[-1].value, dict):
-            self.lines.setdefault(self._path(), _line(event))
+        self._line_of_item(event)
         self.frames.append(_Frame(value, self._path(), event.anchor))
 
     def _close(self, event: Any) -> None:
@@ -192,7 +195,17 @@ class _Builder:
 
     def _line_of_item(self, event: Any) -> None:
         if self.frames and isinstance(self.frames[-1].value, list):
-            self.lines[self._path()] = _line(event)
+            self._keep(event, self._path())
+
+    def _keep(self, event: Any, path: str) -> None:
+        self._count_path(event, path)
+        self.lines[path] = _line(event)
+
+    def _count_path(self, event: Any, path: str) -> None:
+        self.path_characters += len(path)
+        if self.path_characters > MOST_PATH_CHARACTERS:
+            message = f"has keys whose paths come to more than {MOST_PATH_CHARACTERS} characters"
+            raise _NotReadableError(event, "", message, "Give shorter keys, or nest them less.")
 
     def _key(self, event: Any) -> None:
         frame = self.frames[-1]
@@ -203,9 +216,10 @@ class _Builder:
             double = _NotReadableError(event, path, message, "Keep one of them.")
             if len(self.doubles) >= MOST_DOUBLES:
                 raise double
+            self._count_path(event, path)
             self.doubles.append(double.problem)
             return
-        self.lines[path] = _line(event)
+        self._keep(event, path)
 
     def _put(self, event: Any, value: Any, count: int) -> None:
         if not self.frames:

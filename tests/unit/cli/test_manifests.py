@@ -1,10 +1,10 @@
 """Manifest files: lines, hostile YAML, and `--set`.
 
 Proves: paths carry the right lines; text means what kubectl takes it for; doubles, bombs, depth,
-size, tags and several documents are refused with a line; `--set` changes a copy or says what is
-wrong with the path; a policy is told of with all else that is wrong; `dlion run` takes no authority
-that only a cluster has. Leaves out: what the
-values may be (tests/contract, tests/unit/api).
+size, long paths, tags and several documents are refused with a line; `--set` changes a copy or says
+what is wrong with the path; a policy is told of with all else that is wrong; `dlion run` takes no
+authority that only a cluster has. Leaves out: what the values may be (tests/contract,
+tests/unit/api).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from dlion_cli.manifests import (
     read_documents,
     refuse_named_authority,
 )
-from dlion_worker.yaml_text import read_text
+from dlion_worker.environments import load_environment
+from dlion_worker.yaml_text import MOST_BYTES, read_text
 from local_run import job_document
 
 NESTED = """\
@@ -129,6 +131,45 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
     began = time.process_time()
     assert "unfolds to more than 100000 values" in refusal("\n".join(["l0: &l0 x", *levels]))
     assert time.process_time() - began < 2
+
+
+def nested(keys: int, inner: str) -> str:
+    """So many keys of 1,000 characters, each below the one before, and a value in the last."""
+    levels = "".join(f"{' ' * level}{'k' * 1000}{level}:\n" for level in range(keys))
+    return f"name: x\n{levels}{' ' * keys}{inner}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(60, f"[{'0,' * 16_000}0]"),
+        nested(60, f"[{'[],' * 16_000}[]]"),
+        nested(60, f"{{{', '.join(f'k{n}: 0' for n in range(16_000))}}}"),
+        nested(60, f"[{'*a , ' * 16_000}0]").replace("name: x", "name: &a x"),
+        "---\n".join([nested(30, "[" + "0," * 1000 + "0]")] * 2),
+    ],
+)
+def test_long_paths_of_many_values_are_refused_before_they_fill_the_memory(
+    text: str, tmp_path: Path
+) -> None:
+    """A path is kept whole for every value: without a bound these come to 140 MB to a gigabyte."""
+    (tmp_path / "some.yaml").write_text(text)
+    said = "has keys whose paths come to more than 16777216 characters. Give shorter keys"
+    for read in (read_documents, load_environment):
+        tracemalloc.start()
+        with pytest.raises(SpecError, match=said):
+            read(tmp_path / "some.yaml")
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most_bytes < 100_000_000
+
+
+def test_a_manifest_of_the_full_size_is_read() -> None:
+    site = "    - {name: site-%036d, groups: [{name: a, workers: 3}, {name: b, workers: 4}]}\n"
+    text = "spec:\n  sites:\n" + "".join(site % number for number in range(9_000))
+    assert 0.9 * MOST_BYTES < len(text) < MOST_BYTES
+    (document,) = read_text(text, source="t")
+    assert document.lines["spec.sites[8999].groups[1].workers"] == 9_002
 
 
 @given(st.text(max_size=60) | st.text("[]{}&*!|>-:,'\"# \nab1", max_size=60))
