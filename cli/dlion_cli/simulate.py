@@ -226,8 +226,8 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
         interruptible() as interruption,
         ResultFolder.create(asked.out, describe(asked.job), now=now) as folder,
     ):
-        folder.write_environment(asked.environment)
         try:
+            folder.write_environment(asked.environment)
             simulated, ending = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
             if folder.has_steps:

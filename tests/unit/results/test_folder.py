@@ -157,6 +157,16 @@ def test_a_folder_that_cannot_be_begun_is_taken_back(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_whose_beginning_is_interrupted_is_taken_back(tmp_path, monkeypatch):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlion_worker.results.folder.AppendedFile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ResultFolder.create(tmp_path / "new" / "run", description(STORY), now=NOW)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_empty_folder_is_taken(tmp_path):
     with ResultFolder.create(tmp_path, description(STORY), now=NOW) as folder:
         job = yaml.safe_load((folder.path / "job.yaml").read_text())

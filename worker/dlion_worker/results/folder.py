@@ -134,7 +134,7 @@ class ResultFolder:
             try:
                 write_whole(path / JOB, _yaml(run.document))
                 return cls(path, run, now=now, lock=lock, made=made)
-            except StorageError:
+            except (StorageError, KeyboardInterrupt):
                 if not resume:
                     _take_back(path, made)
                 raise
