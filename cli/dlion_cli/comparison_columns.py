@@ -6,6 +6,7 @@ starts. Called by `compare`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def matrix_of(wanted: Wanted) -> Matrix:
     for environment in environments:
         if environment is not None:
             found.of("", load_environment, environment)
-    for problem in _folder_problems(columns, wanted.environments):
+    for problem in _folder_problems(columns, wanted):
         found.problems.setdefault(problem, "")
     found.refuse(source)
     assert job is not None
@@ -218,12 +219,12 @@ def _variant(text: str, wanted: Wanted, found: Found) -> Variant | None:
     return None if job is None else Variant(name, parts, family=job.spec.exchange.policy)
 
 
-def _folder_problems(
-    columns: Sequence[Variant | None], environments: Sequence[str]
-) -> Iterable[Problem]:
+def _folder_problems(columns: Sequence[Variant | None], wanted: Wanted) -> Iterable[Problem]:
     """Runs of a column, or of an environment, lie in a folder of its name."""
     named = [("--variant", column.name) for column in columns if column is not None]
-    named += [("--environment", Path(environment).stem) for environment in environments]
+    named += [("--environment", Path(environment).stem) for environment in wanted.environments]
+    if wanted.tuned_in is not None:
+        named.append(("--tuned-in", Path(wanted.tuned_in).stem))
     for option, name in named:
         if not names_a_folder(name):
             yield Problem(
@@ -250,14 +251,15 @@ def _check_names(matrix: Matrix, held: str | None) -> None:
             f"--learning-rates for {min(unused)!r}; columns and their policies that have no "
             f"other rates of their own: {', '.join(known)}"
         )
-    folders = [
+    compared = [
         Planned(variant, environment, 0.0, 1).folder
         for environment in matrix.environments
         for variant in matrix.variants
     ]
-    if len(set(folders)) < len(folders):
-        twice = next(folder for folder in folders if folders.count(folder) > 1)
-        raise click.UsageError(
-            f"two columns or environments would have the same folder, {twice.parent.parent}: give "
-            "them other names"
-        )
+    for folders in (compared, matrix.folders()):
+        if len(set(folders)) < len(folders):
+            twice, _ = Counter(folders).most_common(1)[0]
+            raise click.UsageError(
+                "two columns or environments would have the same folder, "
+                f"{twice.parent.parent}: give them other names"
+            )

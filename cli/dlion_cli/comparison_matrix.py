@@ -145,8 +145,18 @@ class Planned:
     def folder(self) -> Path:
         """Within the comparison's folder."""
         environment = Path(self.environment).stem
-        parts = (environment, self.variant.name, f"lr-{self.learning_rate:g}", f"seed-{self.seed}")
-        return Path(*map(folder_name, parts))
+        rate = f"lr-{rate_name(self.learning_rate)}"
+        return Path(*map(folder_name, (environment, self.variant.name, rate, f"seed-{self.seed}")))
+
+
+def rate_name(rate: float) -> str:
+    """Short where that says it exactly: different rates have different names.
+
+    >>> [rate_name(rate) for rate in (0.05, 1e-7, 100.0, 0.12345671, 0.1 + 0.2)]
+    ['0.05', '1e-07', '100', '0.12345671', '0.30000000000000004']
+    """
+    short = f"{rate:g}"
+    return short if float(short) == rate else repr(rate)
 
 
 def folder_name(name: str) -> str:

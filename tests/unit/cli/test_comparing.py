@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
+from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.compare import compare
@@ -100,6 +102,29 @@ def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
     )  # fmt: skip
     # Two for dlion and small, which is dlion's, three for the column; then three columns.
     assert f"at most {2 + 3 + 3 * 2}" in capsys.readouterr().out
+
+
+def test_rates_that_print_alike_have_folders_of_their_own() -> None:
+    rates = (0.05, 1e-7, 100.0, 0.12345671, 0.12345672, 0.1 + 0.2, 0.3)
+    folders = matrix(learning_rates=rates, seeds=(1,)).folders()
+    assert len(set(folders)) == len(folders) == 3 * 2 * len(rates)
+    assert {folder.parent.name for folder in folders} == {
+        "lr-0.05", "lr-1e-07", "lr-100", "lr-0.12345671", "lr-0.12345672",
+        "lr-0.30000000000000004", "lr-0.3",
+    }  # fmt: skip
+
+
+def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
+    """Though one of them is only for trying learning rates."""
+    own = tmp_path / "quickstart.yaml"
+    own.write_text((DIGITS.parents[1] / "environments" / "quickstart.yaml").read_text())
+    tuned_in = ("--tuned-in", str(own))
+    dry(*tuned_in, out=tmp_path / "out")
+    with pytest.raises(click.UsageError, match=r"the same folder, quickstart/dlion: give them"):
+        dry(*tuned_in, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
+    own = own.rename(tmp_path / "...yaml")
+    with pytest.raises(SpecError, match=r"--tuned-in: a folder is named so.*given: \.\."):
+        dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
 def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
