@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final
@@ -35,26 +36,37 @@ def policy_source(name: str) -> dict[str, str]:
 def policy_files(point: EntryPoint) -> dict[str, Path]:
     """By name the code of the entry point's distribution and of its top-level module or package.
 
-    The second counts where the first is elsewhere, as in an editable installation.
+    The second counts where the first is elsewhere, as in an editable installation. Of the other
+    modules that the distribution names, those count that lie where it is, or beside the entry
+    point's: one of that name in the working directory is another.
     """
     found: dict[str, Path] = {}
-    tops = {point.module.partition(".")[0]}
+    top = point.module.partition(".")[0]
+    own = importlib.util.find_spec(top)
     if point.dist is not None:
-        tops.update((point.dist.read_text("top_level.txt") or "").split())
         for file in point.dist.files or ():
             path = Path(str(file.locate()))
             if file.suffix in _CODE and path.is_file():
                 found[str(file)] = path
-    for top in tops:
-        found.update(_module_files(top, point.module))
+        places = [str(point.dist.locate_file("")), *_beside(own)]
+        for name in (point.dist.read_text("top_level.txt") or "").split():
+            if name != top:
+                found.update(_module_files(PathFinder.find_spec(name, places)))
+    if own is not None and own.origin is None and point.module != top:
+        own = importlib.util.find_spec(point.module)
+    found.update(_module_files(own))
     return found
 
 
-def _module_files(top: str, module: str) -> Iterable[tuple[str, Path]]:
-    """Of a package all that is below it; of one in several places (a namespace) only `module`."""
-    spec = importlib.util.find_spec(top)
-    if spec is not None and spec.origin is None and module.startswith(f"{top}."):
-        spec = importlib.util.find_spec(module)
+def _beside(spec: ModuleSpec | None) -> Iterable[str]:
+    """The folder in which that module or package lies; none of one in several places."""
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin)
+        yield str((path if spec.submodule_search_locations is None else path.parent).parent)
+
+
+def _module_files(spec: ModuleSpec | None) -> Iterable[tuple[str, Path]]:
+    """Of a package all that is below it; nothing of one in several places (a namespace)."""
     if spec is None or spec.origin is None:
         return
     origin = Path(spec.origin)

@@ -157,6 +157,39 @@ def test_other_modules_of_the_policys_distribution_count(matrix: Matrix, package
     assert identity(["dlion"], TRIAL, matrix) != before
 
 
+@pytest.mark.parametrize("editable", [False, True])
+def test_a_module_of_the_working_directory_is_no_policys(
+    matrix: Matrix,
+    package: Path,
+    editable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Though its name is one of those that the policy's distribution names."""
+    about = package / "trial-1.0.dist-info"
+    (about / "top_level.txt").write_text("trial_policy\ntrial_checks\n")
+    if editable:  # the code is elsewhere than what tells of it
+        elsewhere = tmp_path / "installed"
+        elsewhere.mkdir()
+        about.rename(elsewhere / about.name)
+        monkeypatch.syspath_prepend(elsewhere)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.syspath_prepend(here)
+    (package / "trial_checks.py").write_text("")
+    before = identity(["dlion"], TRIAL, matrix)
+    (here / "trial_checks.py").write_text("mine = 1\n")
+    assert identity(["dlion"], TRIAL, matrix) == before
+    (package / "trial_checks.py").write_text("changed = 1\n")
+    changed = identity(["dlion"], TRIAL, matrix)
+    assert changed != before
+    (package / "trial_checks.py").unlink()
+    assert identity(["dlion"], TRIAL, matrix) not in (before, changed)
+    gone = identity(["dlion"], TRIAL, matrix)
+    (here / "trial_checks.py").write_text("mine = 2\n")
+    assert identity(["dlion"], TRIAL, matrix) == gone
+
+
 def test_how_many_runs_are_from_before_is_told(matrix: Matrix, tmp_path: Path) -> None:
     console = Console(file=StringIO())
     out = tmp_path / "out"
