@@ -216,8 +216,6 @@ class Capacity:
     """What that worker's link to each other one carries, by probes; only where groups go by it."""
     grouping: Grouping | None = None
     """The one that its sidecar holds, where there are groups."""
-    silent_links: tuple[Rank, ...] = ()
-    """Those others whom its sidecar's last probes did not reach, in order."""
 
 
 @dataclass(frozen=True)

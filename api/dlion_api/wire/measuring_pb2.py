@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64lion_api/wire/measuring.proto\x12\x0e\x64lion.v1alpha1\"\x8d\x04\n\rCapacityShare\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x04 \x01(\x01\x12\x10\n\x08window_s\x18\x05 \x01(\x01\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x11\n\titeration\x18\x07 \x01(\x04\x12\x1c\n\x14training_set_samples\x18\x08 \x01(\x04\x12\x13\n\x0bown_samples\x18\t \x01(\x04\x12\x14\n\x0cnoise_square\x18\n \x01(\x01\x12\x16\n\x0enoise_variance\x18\x0b \x01(\x01\x12\x14\n\x0cnoise_weight\x18\x0c \x01(\x01\x12\x12\n\nexchange_s\x18\r \x01(\x01\x12J\n\x10link_bytes_per_s\x18\x0e \x03(\x0b\x32\x30.dlion.v1alpha1.CapacityShare.LinkBytesPerSEntry\x12*\n\x08grouping\x18\x0f \x01(\x0b\x32\x18.dlion.v1alpha1.Grouping\x12\x31\n\x0c\x62\x61tch_choice\x18\x10 \x01(\x0b\x32\x1b.dlion.v1alpha1.BatchChoice\x12\x14\n\x0csilent_links\x18\x11 \x03(\r\x1a\x34\n\x12LinkBytesPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x0b\x42\x61tchChoice\x12\x0e\n\x06period\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65\x63ider\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\x04\"S\n\x08Grouping\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65\x63ider\x18\x02 \x01(\r\x12%\n\x06groups\x18\x03 \x03(\x0b\x32\x15.dlion.v1alpha1.Group\"\'\n\x05Group\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07gateway\x18\x02 \x01(\r\"8\n\nProbeChunk\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"?\n\x0bProbeResult\x12\x12\n\nbusy_bytes\x18\x01 \x01(\x04\x12\x1c\n\x14receiver_busy_micros\x18\x02 \x01(\x04\x32\x96\x01\n\tMeasuring\x12\x45\n\x05Share\x12\x1d.dlion.v1alpha1.CapacityShare\x1a\x1d.dlion.v1alpha1.CapacityShare\x12\x42\n\x05Probe\x12\x1a.dlion.v1alpha1.ProbeChunk\x1a\x1b.dlion.v1alpha1.ProbeResult(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64lion_api/wire/measuring.proto\x12\x0e\x64lion.v1alpha1\"\xf7\x03\n\rCapacityShare\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x04 \x01(\x01\x12\x10\n\x08window_s\x18\x05 \x01(\x01\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x11\n\titeration\x18\x07 \x01(\x04\x12\x1c\n\x14training_set_samples\x18\x08 \x01(\x04\x12\x13\n\x0bown_samples\x18\t \x01(\x04\x12\x14\n\x0cnoise_square\x18\n \x01(\x01\x12\x16\n\x0enoise_variance\x18\x0b \x01(\x01\x12\x14\n\x0cnoise_weight\x18\x0c \x01(\x01\x12\x12\n\nexchange_s\x18\r \x01(\x01\x12J\n\x10link_bytes_per_s\x18\x0e \x03(\x0b\x32\x30.dlion.v1alpha1.CapacityShare.LinkBytesPerSEntry\x12*\n\x08grouping\x18\x0f \x01(\x0b\x32\x18.dlion.v1alpha1.Grouping\x12\x31\n\x0c\x62\x61tch_choice\x18\x10 \x01(\x0b\x32\x1b.dlion.v1alpha1.BatchChoice\x1a\x34\n\x12LinkBytesPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x0b\x42\x61tchChoice\x12\x0e\n\x06period\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65\x63ider\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\x04\"S\n\x08Grouping\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65\x63ider\x18\x02 \x01(\r\x12%\n\x06groups\x18\x03 \x03(\x0b\x32\x15.dlion.v1alpha1.Group\"\'\n\x05Group\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07gateway\x18\x02 \x01(\r\"8\n\nProbeChunk\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"?\n\x0bProbeResult\x12\x12\n\nbusy_bytes\x18\x01 \x01(\x04\x12\x1c\n\x14receiver_busy_micros\x18\x02 \x01(\x04\x32\x96\x01\n\tMeasuring\x12\x45\n\x05Share\x12\x1d.dlion.v1alpha1.CapacityShare\x1a\x1d.dlion.v1alpha1.CapacityShare\x12\x42\n\x05Probe\x12\x1a.dlion.v1alpha1.ProbeChunk\x1a\x1b.dlion.v1alpha1.ProbeResult(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._loaded_options = None
   _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._serialized_options = b'8\001'
   _globals['_CAPACITYSHARE']._serialized_start=51
-  _globals['_CAPACITYSHARE']._serialized_end=576
-  _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._serialized_start=524
-  _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._serialized_end=576
-  _globals['_BATCHCHOICE']._serialized_start=578
-  _globals['_BATCHCHOICE']._serialized_end=638
-  _globals['_GROUPING']._serialized_start=640
-  _globals['_GROUPING']._serialized_end=723
-  _globals['_GROUP']._serialized_start=725
-  _globals['_GROUP']._serialized_end=764
-  _globals['_PROBECHUNK']._serialized_start=766
-  _globals['_PROBECHUNK']._serialized_end=822
-  _globals['_PROBERESULT']._serialized_start=824
-  _globals['_PROBERESULT']._serialized_end=887
-  _globals['_MEASURING']._serialized_start=890
-  _globals['_MEASURING']._serialized_end=1040
+  _globals['_CAPACITYSHARE']._serialized_end=554
+  _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._serialized_start=502
+  _globals['_CAPACITYSHARE_LINKBYTESPERSENTRY']._serialized_end=554
+  _globals['_BATCHCHOICE']._serialized_start=556
+  _globals['_BATCHCHOICE']._serialized_end=616
+  _globals['_GROUPING']._serialized_start=618
+  _globals['_GROUPING']._serialized_end=701
+  _globals['_GROUP']._serialized_start=703
+  _globals['_GROUP']._serialized_end=742
+  _globals['_PROBECHUNK']._serialized_start=744
+  _globals['_PROBECHUNK']._serialized_end=800
+  _globals['_PROBERESULT']._serialized_start=802
+  _globals['_PROBERESULT']._serialized_end=865
+  _globals['_MEASURING']._serialized_start=868
+  _globals['_MEASURING']._serialized_end=1018
 # @@protoc_insertion_point(module_scope)

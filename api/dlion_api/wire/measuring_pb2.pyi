@@ -58,7 +58,6 @@ class CapacityShare(_message.Message):
     LINK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     GROUPING_FIELD_NUMBER: _builtins.int
     BATCH_CHOICE_FIELD_NUMBER: _builtins.int
-    SILENT_LINKS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -89,10 +88,6 @@ class CapacityShare(_message.Message):
     def batch_choice(self) -> Global___BatchChoice:
         """dlion_api.measurements.BatchChoice"""
 
-    @_builtins.property
-    def silent_links(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """receivers that the last probes did not reach, rising"""
-
     def __init__(
         self,
         *,
@@ -112,11 +107,10 @@ class CapacityShare(_message.Message):
         link_bytes_per_s: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         grouping: Global___Grouping | None = ...,
         batch_choice: Global___BatchChoice | None = ...,
-        silent_links: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_choice", b"batch_choice", "grouping", b"grouping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_choice", b"batch_choice", "exchange_s", b"exchange_s", "grouping", b"grouping", "incarnation", b"incarnation", "iteration", b"iteration", "link_bytes_per_s", b"link_bytes_per_s", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "silent_links", b"silent_links", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_choice", b"batch_choice", "exchange_s", b"exchange_s", "grouping", b"grouping", "incarnation", b"incarnation", "iteration", b"iteration", "link_bytes_per_s", b"link_bytes_per_s", "noise_square", b"noise_square", "noise_variance", b"noise_variance", "noise_weight", b"noise_weight", "own_samples", b"own_samples", "rank", b"rank", "run", b"run", "samples_per_s", b"samples_per_s", "source", b"source", "training_set_samples", b"training_set_samples", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

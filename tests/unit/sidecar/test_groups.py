@@ -94,22 +94,6 @@ def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
     assert known == [None, None, 3e6, 3e6, 3e6, 3e6, 5e6]
 
 
-def test_a_link_is_silent_after_three_probes_that_fail_and_keeps_its_rate() -> None:
-    rates = PairRates(Rank(0))
-    for _ in range(5):
-        rates.probed(Rank(1), 2e6)
-    silent = []
-    for outcome in (0, 0, 2e6, 0, 0, 0, 0, 2e6):
-        rates.probed(Rank(1), outcome)
-        silent.append(rates.silent() == (1,))
-    assert silent == [False] * 5 + [True, True, False]
-    assert rates.own() == {1: 2e6}
-    rates.told(Rank(2), {}, (Rank(1),))
-    assert rates.silent_among([Rank(0), Rank(1), Rank(2)]) == {(1, 2)}
-    rates.told(Rank(2), {})
-    assert not rates.silent_among([Rank(0), Rank(1), Rank(2)])
-
-
 def test_what_a_probe_cannot_tell_apart_is_the_same_and_the_slower_direction_counts() -> None:
     rates = PairRates(Rank(0))
     for _ in range(3):

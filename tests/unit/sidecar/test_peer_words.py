@@ -30,7 +30,6 @@ GROUPING = Grouping(7, Rank(1), ((0, 2), (1,)), (2, 1))
     [
         SAID,
         replace(SAID, link_bytes_per_s={0: 2.5e6, 1: 1e3}, grouping=GROUPING),
-        replace(SAID, silent_links=(0, 3)),
         replace(SAID, batch_choice=BatchChoice(3, Rank(1), 640)),
     ],
 )

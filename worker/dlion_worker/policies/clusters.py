@@ -20,7 +20,7 @@ Their combination is ours.
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -29,7 +29,7 @@ from dlion_api.measurements import Grouping
 from dlion_api.names import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 Groups = tuple[tuple[Rank, ...], ...]
 """Each worker once; members in order, groups by their first member."""
@@ -161,20 +161,14 @@ def choose_gateways(
     rates: Mapping[tuple[Rank, Rank], float],
     present: Collection[Rank],
     before: Collection[Rank],
-    dead: Collection[tuple[Rank, Rank]] = (),
 ) -> tuple[Rank, ...]:
     """Of each group the one whose links to all other groups carry most, by their geometric mean.
 
     One that is a gateway `before` stays unless another's carry `GATEWAY_GAIN` times as much. Who
     is not `present` is none, except where nobody of a group is; what is not known counts as
-    nothing known of anybody. Above all, as few links between gateways as can be are of the `dead`
-    pairs: group after group makes way to those before it.
+    nothing known of anybody.
     """
-    chosen = [next((rank for rank in group if rank in before), None) for group in groups]
-    for at, group in enumerate(groups):
-        others = [one for one in (*chosen[:at], *chosen[at + 1 :]) if one is not None]
-        chosen[at] = _gateway(group, rates, present, before, partial(_count, others, dead))
-    return tuple(one for one in chosen if one is not None)
+    return tuple(_gateway(group, rates, present, before) for group in groups)
 
 
 def _gateway(
@@ -182,24 +176,15 @@ def _gateway(
     rates: Mapping[tuple[Rank, Rank], float],
     present: Collection[Rank],
     before: Collection[Rank],
-    dead_links: Callable[[Rank], int],
 ) -> Rank:
-    """`dead_links`: how many a worker would have to other gateways."""
     candidates = [rank for rank in group if rank in present] or list(group)
     outside = {rank for pair in rates for rank in pair}.difference(group)
     means = {rank: _mean_log(rank, outside, rates) for rank in candidates}
-    least = min(map(dead_links, candidates))
-    candidates = [rank for rank in candidates if dead_links(rank) == least]
     best = max(candidates, key=lambda rank: (means[rank], -rank))
     kept = [rank for rank in candidates if rank in before]
     if kept and means[best] - means[kept[0]] < math.log(GATEWAY_GAIN):
         return kept[0]
     return best
-
-
-def _count(others: Iterable[Rank], dead: Collection[tuple[Rank, Rank]], rank: Rank) -> int:
-    """Of the links from there to those others how many are dead."""
-    return sum((min(rank, other), max(rank, other)) in dead for other in others)
 
 
 def _mean_log(

@@ -7,10 +7,8 @@ does no harm. Pure: time is an argument.
 A new grouping is made only where what links say fits it better than the present one by
 `LEAST_GAIN`, in `PATIENCE` looks one after the other; the last one's is taken: what each comes to
 may differ by a faded link. The first look of a run, which knows nothing but sites, needs no
-patience. Gateways whose link is dead make way to others of their groups in the same way. Dead is a
-link whose probes fail although both its workers are reached by way of others: of one whom nobody
-reaches only the sidecar may be away. A gateway that is gone is replaced at once, by its group's
-best; groups stay as they are, and when it is back it is an ordinary member.
+patience. A gateway that is gone is replaced at once, by its group's best; groups stay as they are,
+and when it is back it is an ordinary member.
 
 Source: ours.
 """
@@ -58,16 +56,13 @@ class Regrouping:
         rates: Mapping[tuple[Rank, Rank], float],
         held: Grouping,
         now_s: float,
-        silent: Collection[tuple[Rank, Rank]] = (),
     ) -> Grouping | None:
         """The next grouping, or None: `held` stands.
 
         `rates`: bytes per second of the pairs that are known, by their lower and higher rank. As
         long as a pair among those `present` is unknown nothing but a gateway's leaving counts.
-        `silent`: pairs whose last probes failed.
         """
-        dead = dead_links(present, silent)
-        if lost := self._without_lost_gateways(present, rates, held, dead):
+        if lost := self._without_lost_gateways(present, rates, held):
             self._times = 0
             return lost
         if now_s - self._looked_at_s < LOOK_S:
@@ -77,7 +72,7 @@ class Regrouping:
             return None
         is_first = held.version == 0 and self._looked_at_s == float("-inf")
         self._looked_at_s = now_s
-        wanted = self._better(present, known, held, dead)
+        wanted = self._better(present, known, held)
         self._times = 0 if wanted is None else self._times + 1
         if wanted is None or (self._times < PATIENCE and not is_first):
             return None
@@ -89,13 +84,12 @@ class Regrouping:
         present: Collection[Rank],
         rates: Mapping[tuple[Rank, Rank], float],
         held: Grouping,
-        dead: Collection[tuple[Rank, Rank]],
     ) -> Grouping | None:
         """Where one is gone and its group is not."""
         pairs = zip(held.groups, held.gateways, strict=True)
         if all(gateway in present or not set(group) & set(present) for group, gateway in pairs):
             return None
-        gateways = choose_gateways(held.groups, rates, present, held.gateways, dead)
+        gateways = choose_gateways(held.groups, rates, present, held.gateways)
         return Grouping(held.version + 1, self._decider, held.groups, gateways)
 
     def _better(
@@ -103,7 +97,6 @@ class Regrouping:
         present: Collection[Rank],
         rates: Mapping[tuple[Rank, Rank], float],
         held: Grouping,
-        dead: Collection[tuple[Rank, Rank]],
     ) -> tuple[Groups, tuple[Rank, ...]] | None:
         """Groups that fit what links carry better than those there are, or the same groups with
         better gateways; None: neither."""
@@ -115,28 +108,9 @@ class Regrouping:
             found = find_groups(rates, separation)
             if wrong - misfit(found, rates, separation) >= least:
                 groups = _with_absent(found, held)
-        gateways = choose_gateways(groups, rates, present, held.gateways, dead)
+        gateways = choose_gateways(groups, rates, present, held.gateways)
         changed = (groups, gateways) != (held.groups, held.gateways)
         return (groups, gateways) if changed else None
-
-
-def dead_links(
-    present: Collection[Rank], silent: Collection[tuple[Rank, Rank]]
-) -> frozenset[tuple[Rank, Rank]]:
-    """Silent links among those whom the lowest rank reaches by links that are not.
-
-    >>> sorted(dead_links([0, 1, 2, 3], {(0, 1), (0, 3), (1, 3), (2, 3)}))
-    [(0, 1)]
-    """
-    if not silent:
-        return frozenset()
-    import networkx as nx  # a job of another topology does without
-
-    heard: nx.Graph[Rank] = nx.Graph()
-    heard.add_nodes_from(present)
-    heard.add_edges_from(pair for pair in pairs_of(present) if pair not in silent)
-    reached = nx.node_connected_component(heard, min(present))
-    return frozenset(pair for pair in silent if reached.issuperset(pair))
 
 
 def _with_absent(found: Groups, held: Grouping) -> Groups:

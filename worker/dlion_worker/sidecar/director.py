@@ -150,14 +150,12 @@ class Director:
     def probed(
         self, peer: Rank, busy_bytes: int, receiver_busy_s: float, now_s: float
     ) -> Directive | None:
-        """Takes the outcome of a probe; no bytes: it came to nothing."""
+        """Takes the outcome of a probe."""
         if self._groups is not None:
-            if receiver_busy_s > 0 or not busy_bytes:
-                self._groups.rates.probed(peer, busy_bytes and busy_bytes / receiver_busy_s)
+            if receiver_busy_s > 0:
+                self._groups.rates.probed(peer, busy_bytes / receiver_busy_s)
             if now_s - self._looked_at_s.get(peer, float("-inf")) < IDLE_LINK_S:
                 return None  # training goes on beside: its own transfers tell more
-        if not busy_bytes:
-            return None
         self._looked_at_s[peer] = now_s
         self.links.probed(peer, busy_bytes, receiver_busy_s)
         return self._direct()
@@ -185,7 +183,10 @@ class Director:
         capacity = self.capacities.own()
         if self._goodput is not None:
             capacity = replace(capacity, batch_choice=self._goodput.held)
-        return capacity if self._groups is None else self._groups.spoken(capacity)
+        if self._groups is None:
+            return capacity
+        rates = self._groups.rates.own()
+        return replace(capacity, link_bytes_per_s=rates, grouping=self._groups.held)
 
     def incarnation(self) -> int:
         """Which start of this worker the membership knows; 0 before it joined."""
@@ -262,7 +263,7 @@ class Director:
         """Whether another grouping is held now."""
         if self._groups is None:
             return False
-        self._groups.rates.told(capacity.rank, capacity.link_bytes_per_s, capacity.silent_links)
+        self._groups.rates.told(capacity.rank, capacity.link_bytes_per_s)
         if capacity.grouping is None or not self._groups.take(capacity.grouping):
             return False
         self._set_links()

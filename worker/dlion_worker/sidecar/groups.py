@@ -14,7 +14,6 @@ only those pairs are linked of which both hold that they should be: a link has t
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import ContractError
@@ -30,12 +29,9 @@ from dlion_worker.policies.regrouping import Regrouping
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from dlion_api.measurements import Capacity, Grouping
+    from dlion_api.measurements import Grouping
     from dlion_api.names import Rank
     from dlion_api.spec import Job
-
-SILENT_PROBES: Final = 3
-"""So many that fail, one after the other, and a link is silent."""
 
 FIRST_PROBES: Final = 3
 """So many before anything is known of a link."""
@@ -60,40 +56,20 @@ class PairRates:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._probes: dict[Rank, deque[float]] = {}
-        self._failed: dict[Rank, int] = {}
-        """Probes since the last that came to something."""
         self._told: dict[Rank, Mapping[Rank, float]] = {}
-        self._told_silent: dict[Rank, frozenset[Rank]] = {}
         self._asked_s: dict[Rank, float] = {}
         self._last_s = float("-inf")
 
     def probed(self, peer: Rank, bytes_per_s: float) -> None:
-        """Takes the outcome of a probe; 0: it came to nothing."""
+        """Takes the outcome of a probe."""
         if bytes_per_s > 0:
             seen = min(bytes_per_s, TELLABLE_BYTES_PER_S)
             self._probes.setdefault(peer, deque(maxlen=PROBES_KEPT)).append(seen)
-        self._failed[peer] = 0 if bytes_per_s > 0 else self._failed.get(peer, 0) + 1
 
-    def told(
-        self, rank: Rank, bytes_per_s: Mapping[Rank, float], silent: Iterable[Rank] = ()
-    ) -> None:
+    def told(self, rank: Rank, bytes_per_s: Mapping[Rank, float]) -> None:
         """Takes what another sidecar says of its worker's links."""
         if bytes_per_s:
             self._told[rank] = bytes_per_s
-        self._told_silent[rank] = frozenset(silent)
-
-    def silent(self) -> tuple[Rank, ...]:
-        """Whom this worker's last probes did not reach."""
-        return tuple(p for p, count in sorted(self._failed.items()) if count >= SILENT_PROBES)
-
-    def silent_among(self, ranks: Iterable[Rank]) -> set[tuple[Rank, Rank]]:
-        """Pairs of whom one does not reach the other, by their lower and higher rank."""
-        silent = {**self._told_silent, self._rank: frozenset(self.silent())}
-        return {
-            (one, other)
-            for one, other in pairs_of(ranks)
-            if other in silent.get(one, ()) or one in silent.get(other, ())
-        }
 
     def own(self) -> dict[Rank, float]:
         """What this worker's links carry, where enough probes say so: of three the one in the
@@ -144,15 +120,6 @@ class Groups:
         """With whom this worker exchanges now."""
         return graph_of_groups(self.held)[self._rank]
 
-    def spoken(self, capacity: Capacity) -> Capacity:
-        """What the other sidecars are told, with what is known here of links and groups."""
-        return replace(
-            capacity,
-            link_bytes_per_s=self.rates.own(),
-            silent_links=self.rates.silent(),
-            grouping=self.held,
-        )
-
     def take(self, grouping: Grouping) -> bool:
         """Takes what was told; whether it is held now, and was not.
 
@@ -170,6 +137,5 @@ class Groups:
         is held now."""
         if min(present, default=None) != self._rank:
             return False
-        rates, silent = self.rates.among(present), self.rates.silent_among(present)
-        found = self._regrouping.look(present, rates, self.held, now_s, silent)
+        found = self._regrouping.look(present, self.rates.among(present), self.held, now_s)
         return found is not None and found.version <= MOST_VERSION and self.take(found)

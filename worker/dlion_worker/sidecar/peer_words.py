@@ -74,7 +74,6 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         else _choice_to_wire(capacity.batch_choice),
         link_bytes_per_s={int(peer): rate for peer, rate in capacity.link_bytes_per_s.items()},
         grouping=None if capacity.grouping is None else _grouping_to_wire(capacity.grouping),
-        silent_links=capacity.silent_links,
     )
 
 
@@ -121,7 +120,6 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         _choice_from_wire(share.batch_choice) if share.HasField("batch_choice") else None,
         _rates_from_wire(share, who),
         _grouping_from_wire(share.grouping) if share.HasField("grouping") else None,
-        tuple(Rank(peer) for peer in sorted(set(share.silent_links))),
     )
 
 

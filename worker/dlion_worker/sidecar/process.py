@@ -240,7 +240,6 @@ class Sidecar:
             busy_bytes, seconds = await self._caller.probe(member)
         except (UnavailableError, ContractError) as error:
             _LOG.info("%s", error)
-            self._director.probed(rank, 0, 0.0, time.monotonic())
             return True
         _LOG.info("link to %d alone: %.3g MB/s", rank, busy_bytes / seconds / 1e6)
         self._issue(self._director.probed(rank, busy_bytes, seconds, time.monotonic()))

@@ -56,8 +56,6 @@ def probe_pairs(parts: WorkerParts, conditions: Conditions, now_s: float) -> Non
         bytes_per_s = min(FASTEST_BYTES_PER_S, conditions.link_bytes_per_s(parts.rank, peer))
         if bytes_per_s > 0:
             director.probed(peer, PROBE_BYTES, PROBE_BYTES / bytes_per_s, now_s)
-        else:
-            director.probed(peer, 0, 0.0, now_s)
     director.look(now_s)
 
 
