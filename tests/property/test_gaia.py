@@ -197,6 +197,29 @@ def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
         np.testing.assert_allclose(row_D, cluster.weights()[0], atol=1e-5)
 
 
+def test_who_goes_on_from_an_own_checkpoint_misses_nothing_of_who_was_behind() -> None:
+    cluster = WeightsCluster(weights_spec("gaia", initial=4, threshold=0.0), [2, 2])
+    ahead, behind = cluster.ranks
+    cluster.lockstep(4)
+    for _ in range(2):
+        cluster.step(ahead)
+        cluster.deliver_all()
+    for rank in cluster.ranks:
+        replica = cluster.replicas[rank]
+        state = replica.machine.state()
+        replica.machine = cluster.built(replica)
+        replica.machine.restore(state)
+    for rank, peer in (
+        (ahead, behind),
+        (behind, ahead),
+    ):  # as the inbox tells it: the own iteration
+        cluster.handle(rank, MemberJoined(peer, cluster.replicas[rank].iteration))
+    for _ in range(2):
+        cluster.step(behind)
+        cluster.deliver_all()
+    np.testing.assert_allclose(*cluster.weights(), atol=1e-6)
+
+
 def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold_does_not() -> None:
     weights_D = np.array([0, 2, 2, -2], np.float32)
     accumulated_D = np.array([1e-30, 1, 1.5, -1.5], np.float32)

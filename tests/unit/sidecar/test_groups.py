@@ -124,6 +124,17 @@ def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
     assert PAIR_PROBE_S == 5.0
 
 
+def test_a_link_of_which_nothing_is_found_out_keeps_no_other_from_its_turn() -> None:
+    rates, asked = PairRates(Rank(0)), []
+    for now_s in range(300):
+        while (peer := rates.next_to_probe([Rank(1), Rank(2), Rank(3)], float(now_s))) is not None:
+            asked.append(peer)
+            if peer != 3:
+                rates.probed(peer, 1e6)
+    assert min(asked.count(Rank(1)), asked.count(Rank(2))) >= 300 / PAIR_PROBE_S / 2
+    assert asked.count(Rank(3)) >= 300 / PAIR_RETRY_S - 1
+
+
 # ---- the director ------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import GradientPart, decode_gradient, require_finite
 from dlion_worker.policies.entries import Residual
 from dlion_worker.policies.interface import (
+    TAKEN_OVER,
     Add,
     Flat,
     Instruction,
@@ -92,6 +93,8 @@ class Gaia(PeerMachine):
         self._steps = 0
         self._samples = 0
         self._is_restored = False
+        self._taken_over = 0
+        """The iteration of a peer's weights that this worker went on from."""
         self._announced: dict[Rank, int] = {}
         self._arrived: dict[Rank, int] = {}
         self._early: dict[tuple[int, Rank], GradientPart] = {}
@@ -187,10 +190,11 @@ class Gaia(PeerMachine):
             if self._announced.get(rank, 0) > self._arrived.get(rank, 0)
         )
 
-    def joined(self, rank: Rank, iteration: int) -> None:
-        """Nothing is expected of it before it announces something. Of a newcomer's peers, all that
-        is of iterations up to its own is in the weights that it took over."""
-        self._arrived[rank] = max(iteration, self._arrived.get(rank, 0))
+    def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
+        """Nothing is expected of it before it announces something. What is of iterations up to
+        those of weights that were taken over is in them, but for what was on its way to the giver.
+        """
+        self._arrived[rank] = max(self._taken_over, self._arrived.get(rank, 0))
 
     def left(self, rank: Rank) -> None:
         """What it has announced will not come; what has come counts."""
@@ -218,6 +222,7 @@ class Gaia(PeerMachine):
         self._steps = int(state["gaia_steps"])
         self._accumulated.value_D = flat(state["gaia_accumulated_D"])
         self._is_restored = True
+        self._taken_over = self.synchronizer.own if TAKEN_OVER in state else 0
         self._early = {}
         for name, value in state.items():
             if name.startswith(_EARLY):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlion_worker.policies.interface import (
+    TAKEN_OVER,
     IterationPassed,
     LocalStepDone,
     MemberJoined,
@@ -89,7 +90,7 @@ class Horizon:
         left since: the machine begins anew, but for what lasts."""
         kept = self._named((*self._lasting, *self._held))
         self.machine = self._build()
-        self.restore({**self.machine.state(), **kept, "iteration": iteration})
+        self.restore({**self.machine.state(), **kept, "iteration": iteration, TAKEN_OVER: 1})
 
     def anew(self) -> Horizon:
         """One that has heard nothing yet, for a worker that comes in once more. It has what lasts,

@@ -26,6 +26,9 @@ Flat = NDArray[np.float32]
 Value = NDArray[np.generic] | int | float | str
 """One named value of a policy's state."""
 
+TAKEN_OVER = "taken_over"
+"""In a state that is to be restored: the weights are a peer's, of the state's `iteration`."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -300,5 +303,5 @@ class Machine(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
+        """Takes back what `state` gave; with `TAKEN_OVER`, over a peer's weights."""
         ...

@@ -58,7 +58,8 @@ class PairRates:
         self._probes: dict[Rank, deque[float]] = {}
         self._told: dict[Rank, Mapping[Rank, float]] = {}
         self._asked_s: dict[Rank, float] = {}
-        self._last_s = float("-inf")
+        self._known_s: float | None = None
+        """When a known link was last probed."""
 
     def probed(self, peer: Rank, bytes_per_s: float) -> None:
         """Takes the outcome of a probe."""
@@ -92,16 +93,21 @@ class PairRates:
         return found
 
     def next_to_probe(self, peers: Iterable[Rank], now_s: float) -> Rank | None:
-        """The link that was asked for least recently; asking counts."""
+        """The link that was asked for least recently; asking counts. Known ones have their turn
+        whatever there is of which nothing can be found out."""
         asked = {peer: self._asked_s.get(peer, float("-inf")) for peer in sorted(peers)}
         unknown = {p: at for p, at in asked.items() if len(self._probes.get(p, ())) < FIRST_PROBES}
-        due = [peer for peer, at in unknown.items() if now_s - at >= PAIR_RETRY_S]
-        if not due and now_s - self._last_s >= PAIR_PROBE_S:
-            due = [peer for peer in asked if peer not in unknown]
+        known = [peer for peer in asked if peer not in unknown]
+        if known and self._known_s is None:
+            self._known_s = now_s
+        if self._known_s is not None and now_s - self._known_s >= PAIR_PROBE_S:
+            due, self._known_s = known, now_s
+        else:
+            due = [peer for peer, at in unknown.items() if now_s - at >= PAIR_RETRY_S]
         if not due:
             return None
         peer = min(due, key=lambda peer: (asked[peer], peer))
-        self._asked_s[peer] = self._last_s = now_s
+        self._asked_s[peer] = now_s
         return peer
 
 

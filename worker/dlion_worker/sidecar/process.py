@@ -222,8 +222,9 @@ class Sidecar:
         bundles that hold are none of the current ones."""
         end_s = math.inf if seconds is None else time.monotonic() + seconds
         while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
-            while await self._probe_one():
-                pass
+            for _ in self._director.peers():  # one that hangs is due again when it is given up
+                if stopped.is_set() or not await self._probe_one():
+                    break
             self._issue(self._director.look(time.monotonic()))
             self._tell_news()
             with contextlib.suppress(TimeoutError):
