@@ -115,7 +115,7 @@ def matrix_of(wanted: Wanted) -> Matrix:
         target_accuracy=goal.target_accuracy,
         seconds=goal.at_s,
         family_rates={name: own for name, own in rates.items() if name},
-        tuned_in=wanted.tuned_in or wanted.environments[0],
+        tuned_in=_tuned_in(wanted),
         calibration=wanted.calibration,
         step_overhead_s=wanted.step_overhead_s,
     )
@@ -235,6 +235,13 @@ def _folder_problems(columns: Sequence[Variant | None], wanted: Wanted) -> Itera
                 f"{LONGEST_PART_BYTES} bytes, and not just . or two of them",
                 advice="Give it another name",
             )
+
+
+def _tuned_in(wanted: Wanted) -> str:
+    """As it is spelled among the environments, where it is one of them."""
+    given = wanted.tuned_in or wanted.environments[0]
+    places = {Path(one).resolve(): one for one in wanted.environments}
+    return places.get(Path(given).resolve(), given)
 
 
 def _check_names(matrix: Matrix, held: str | None) -> None:

@@ -127,6 +127,17 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
         dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
+def test_the_same_environment_may_be_spelled_otherwise_where_rates_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "places" / "plant.yaml"
+    own.parent.mkdir()
+    own.write_text((DIGITS.parents[1] / "environments" / "quickstart.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    words = ["-e", "places/plant.yaml", "--tuned-in", "./places/../places/plant.yaml"]
+    dry(*words, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
+
+
 def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
     columns = (Variant("full", (), family="full"), Variant("even", ("a=1",), family="full"))
     both = by_themselves(columns, ["full", "even"])

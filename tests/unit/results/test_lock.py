@@ -79,7 +79,7 @@ def test_a_run_is_not_resumed_under_what_is_no_lock(tmp_path):
     assert (path / "run.lock").read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("content", ["", "7\n"])
+@pytest.mark.parametrize("content", ["", "7\n", "712", "\0\0\0\0"])
 def test_the_lock_of_an_earlier_run_is_taken(content, tmp_path):
     (tmp_path / "run.lock").write_text(content)
     ResultFolder.create(tmp_path, description(STORY), now=NOW).close()

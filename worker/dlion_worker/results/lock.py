@@ -24,7 +24,8 @@ LOCK = "run.lock"
 BEGUN = "comparing.json"
 """By this `dlion compare` knows a folder for its own before its run starts there."""
 
-_HOLDER: Final = re.compile(rb"(?:[0-9]{1,19}\n)?")
+_HOLDER: Final = re.compile(rb"(?:[0-9]{1,19}\n?|\0{1,20})?")
+"""Also what may be left of it where the machine lost its power."""
 _LONGEST_BYTES: Final = 20
 _NO_FILE: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
 """What the system says of a link, a folder and a socket that are opened to be written."""
@@ -96,7 +97,7 @@ def _holder(descriptor: int) -> str | None:
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST_BYTES:
         return None
     content = os.pread(descriptor, _LONGEST_BYTES + 1, 0)
-    return content.decode().strip() if _HOLDER.fullmatch(content) else None
+    return content.decode().strip("\0\n") if _HOLDER.fullmatch(content) else None
 
 
 def _foreign(path: Path) -> SpecError:
