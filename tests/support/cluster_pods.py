@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlion_api import cluster_names as names
-from dlion_api.names import KeeperIdentity, WorkerIdentity
+from dlion_api.names import KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.pod_config import PodConfig
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from pod_run import PodRun
+from trained_jobs import eventually
 
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
@@ -46,6 +47,19 @@ class ClusterPods(PodRun):
         (root / names.TOKEN_DIR.lstrip("/") / names.TOKEN_FILE).write_text(token)
         return root
 
+    def lose_worker(self, rank: int) -> None:
+        """Its pod is deleted, and there is another: in the same one who has lost its key is
+        refused, once the one before has shown itself."""
+        identity = self.job.worker(Rank(rank))
+        lost = self.pod_of(identity)
+        self._kubectl.run("delete", "pod", lost["name"], "--grace-period=0", "--force")
+        eventually(lambda: self._others(identity, lost["uid"]), what="another pod of that worker")
+        super().lose_worker(rank)
+
+    def _others(self, identity: WorkerIdentity, uid: str) -> bool:
+        found = self._pods_of(identity)
+        return len(found) == 1 and found[0]["uid"] != uid
+
     def all_train(self) -> bool:
         """Whether the job's status says so of all its workers. No node runs the keeper's pod, for
         which the job is Degraded after a minute."""
@@ -72,6 +86,10 @@ class ClusterPods(PodRun):
 
     def pod_of(self, identity: WorkerIdentity | KeeperIdentity) -> dict[str, Any]:
         """The metadata of that one's pod."""
+        (pod,) = self._pods_of(identity)
+        return pod
+
+    def _pods_of(self, identity: WorkerIdentity | KeeperIdentity) -> list[dict[str, Any]]:
         if isinstance(identity, WorkerIdentity):
             role = names.WORKER
             place = {names.GROUP_LABEL: identity.group, names.INDEX_LABEL: str(identity.index)}
@@ -79,9 +97,7 @@ class ClusterPods(PodRun):
             role, place = names.KEEPER, {}
         wanted = place | {names.COMPONENT_LABEL: role, names.JOB_LABEL: self.job.key.name}
         chosen = ",".join(f"{key}={value}" for key, value in wanted.items())
-        (pod,) = (each["metadata"] for each in self._kubectl.get("pods", "-l", chosen)["items"])
-        found: dict[str, Any] = pod
-        return found
+        return [each["metadata"] for each in self._kubectl.get("pods", "-l", chosen)["items"]]
 
 
 @dataclass(frozen=True)
