@@ -20,6 +20,15 @@ capacities = st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=12).map(
     lambda values: {Rank(rank): value for rank, value in enumerate(values)}
 )
 
+growths = st.builds(
+    GlobalBatchSize,
+    initial=st.integers(1, 500),
+    max=st.integers(500, 5000),
+    every_steps=st.integers(1, 60),
+    increment=st.integers(0, 100),
+    factor=st.floats(1.01, 3),
+)
+
 
 @given(st.integers(1, 10_000), capacities)
 def test_shares_are_whole_and_sum_to_the_global_batch(
@@ -77,58 +86,29 @@ def test_shares_are_never_far_from_capacities(size: int, history: list[list[floa
         assert all(abs(target[rank] - got[rank]) <= max(1, 0.05 * got[rank]) for rank in got)
 
 
-@given(
-    st.integers(1, 500),
-    st.integers(500, 5000),
-    st.integers(1, 60),
-    st.integers(0, 100),
-    st.floats(1.01, 3),
-    st.integers(1, 100_000),
-    st.sets(st.integers(0, 2000), min_size=1, max_size=20),
-)
+@given(growths, st.integers(1, 100_000), st.sets(st.integers(0, 2000), min_size=1, max_size=20))
 def test_the_global_batch_keeps_its_bounds_whenever_it_is_asked(
-    initial: int,
-    most: int,
-    every: int,
-    increment: int,
-    factor: float,
-    samples: int,
-    iterations: set[int],
+    growth: GlobalBatchSize, samples: int, iterations: set[int]
 ) -> None:
-    growth = GlobalBatchSize(
-        initial=initial, max=most, every_steps=every, increment=increment, factor=factor
-    )
     control = GlobalBatchController(growth)
     sizes = []
     for iteration in sorted(iterations):
         sizes.append(control.at(iteration, samples))
         assert GlobalBatchController(growth).at(iteration, samples) == sizes[-1]
     assert sizes == sorted(sizes)
-    assert sizes[0] >= initial
-    assert sizes[-1] <= max(initial, min(most, 0.1 * samples))
+    assert sizes[0] >= growth.initial
+    assert sizes[-1] <= max(growth.initial, min(growth.max, 0.1 * samples))
 
 
-@given(
-    st.integers(1, 500),
-    st.integers(500, 5000),
-    st.integers(1, 60),
-    st.integers(0, 100),
-    st.floats(1.01, 3),
-    st.integers(1, 100_000),
-    st.integers(0, 2000),
-)
+@given(growths, st.integers(1, 100_000), st.integers(0, 2000))
 def test_the_global_batch_adds_up_to_one_percent_then_multiplies_up_to_ten(
-    initial: int, most: int, every: int, increment: int, factor: float, samples: int, last: int
+    growth: GlobalBatchSize, samples: int, last: int
 ) -> None:
-    size = initial
-    for iteration in range(1, last + 1):
-        if iteration % every:
-            continue
+    size = growth.initial
+    for _ in range(last // growth.every_steps):
         if size < int(0.01 * samples):
-            size = max(size, min(size + (increment or initial), int(0.01 * samples), most))
+            wanted, bound = size + (growth.increment or growth.initial), int(0.01 * samples)
         else:
-            size = max(size, min(math.ceil(size * factor), int(0.1 * samples), most))
-    growth = GlobalBatchSize(
-        initial=initial, max=most, every_steps=every, increment=increment, factor=factor
-    )
+            wanted, bound = math.ceil(size * growth.factor), int(0.1 * samples)
+        size = max(size, min(wanted, bound, growth.max))
     assert GlobalBatchController(growth).at(last, samples) == size

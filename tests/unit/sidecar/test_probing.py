@@ -1,0 +1,77 @@
+"""Rounds of probes, in a sidecar's own loop: a probe that takes longer than until its link is due
+again keeps it neither from its looks at what is known nor from its end.
+
+The sidecar and its director are real; the caller is a peer that hangs. Left out: which link is due
+(test_groups.py), real peers (tests/local/test_sidecar.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_api.measurements import Peers
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_api.worker_config import WorkerConfig
+from dlion_worker.sidecar import groups, process
+from dlion_worker.sidecar.process import Sidecar
+from local_run import job_document
+
+PROBE_S = 0.02
+
+
+class Hanging:
+    """Nobody answers; each probe is given up only when its link is due again."""
+
+    def __init__(self) -> None:
+        self.probes = 0
+
+    async def probe(self, member: Member) -> tuple[int, float]:
+        self.probes += 1
+        await asyncio.sleep(PROBE_S)
+        raise UnavailableError(f"worker {member.identity.rank} does not answer")
+
+    def tell(self) -> None:
+        """There is nobody to tell."""
+
+
+@pytest.mark.timeout(30)
+def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "PAIR_RETRY_S", PROBE_S / 2)
+    monkeypatch.setattr(process, "PROBE_TICK_S", PROBE_S)
+    document = job_document(2, exchange={"policy": "full", "topology": "clustered"})
+    job, here = load_job(document), str(tmp_path)
+    config = WorkerConfig(
+        document, Rank(0), "", "", "", here, f"{here}/s.sock", "127.0.0.1", "127.0.0.1", here, here
+    )
+    sidecar = Sidecar(config, job, metrics_host="127.0.0.1", metrics_port=0)
+    found = tuple(Member(one, 1, MemberState.READY, "h:1", "h:2") for one in job.workers())
+    sidecar._director.handle(Peers(Membership(1, job.key, 2, found), 100), 0.0)
+    hanging, looks = Hanging(), 0
+    sidecar._caller = cast("Any", hanging)
+
+    async def run() -> None:
+        nonlocal looks
+        stopped, look = asyncio.Event(), sidecar._director.look
+
+        def seen(now_s: float) -> Any:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                stopped.set()
+            return look(now_s)
+
+        monkeypatch.setattr(sidecar._director, "look", seen)
+        await asyncio.wait_for(sidecar._probe_until(stopped, None, {""}), timeout=10)
+
+    asyncio.run(run())
+    assert looks == 3
+    assert hanging.probes >= 3
