@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     DIVERGED = 75  # loss or weights are no longer finite
     RESTARTS = 76  # a pod's trainer ended more often than maxRestarts allows
     DENIED = 77  # the cluster refuses it: a right is missing, credentials, or a conflict
+    ENDED_EARLY = 79  # the run ended in order before its stop rule was met
+    PARTIAL = 80  # the stop rule was met, and the saved model lacks a replica
     DEADLINE = 124  # the run took longer than the manifest's activeDeadlineSeconds
     INTERRUPTED = 130  # SIGINT, SIGTERM or SIGHUP; everything was put in order first
 
@@ -36,5 +38,5 @@ class ExitCode(IntEnum):
 _FATAL = frozenset(
     {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
      ExitCode.MODEL_LOST, ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.RESTARTS, ExitCode.DENIED,
-     ExitCode.DEADLINE, ExitCode.INTERRUPTED}
+     ExitCode.ENDED_EARLY, ExitCode.PARTIAL, ExitCode.DEADLINE, ExitCode.INTERRUPTED}
 )  # fmt: skip

@@ -63,6 +63,9 @@ class Reason(StrEnum):
     UPKEEP_FAILING = "UpkeepFailing"
     KEEPER_UNAVAILABLE = "KeeperUnavailable"
     MODEL_LOST = "ModelLost"
+    ENDED_EARLY = "EndedEarly"
+    PARTIAL = "Partial"
+    POLICY_DENIED = "PolicyDenied"
 
 
 class State(StrEnum):

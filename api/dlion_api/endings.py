@@ -1,0 +1,90 @@
+"""How a run ends: which reasons are a stop rule of the manifest, and what a worker reports of it.
+
+Trainers, the simulator, `dlion run` and the operator judge an end by these same functions.
+Standard library only; no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from dlion_api.names import Rank
+
+STOP_RULES = ("maxSteps", "maxSeconds", "maxEpochs", "targetAccuracy")
+"""Fields of `spec.trainer.stop` that end a run. `continuous` never does."""
+
+MAX_REASON_LENGTH = 512
+MAX_RANKS = 4096
+
+_MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
+
+
+def stop_rule_met(rule: str, value: float) -> str:
+    """The stop reason of a run whose stop rule is met.
+
+    >>> stop_rule_met("maxSteps", 100)
+    'maxSteps 100 reached'
+    """
+    if rule not in STOP_RULES:
+        raise ValueError(f"{rule}: no stop rule; allowed: {', '.join(STOP_RULES)}")
+    return f"{rule} {value:g} reached" if isinstance(value, float) else f"{rule} {value} reached"
+
+
+def is_stop_rule(reason: str) -> bool:
+    """Whether a stop reason says that a stop rule of the manifest is met.
+
+    Any other reason (a failure, a deadline, a signal) ends a run early.
+
+    >>> is_stop_rule("targetAccuracy 0.9 reached: mean over 3 replicas 0.9012")
+    True
+    >>> is_stop_rule("SIGTERM received")
+    False
+    """
+    return _MET.match(reason) is not None
+
+
+@dataclass(frozen=True)
+class EndReport:
+    """What a worker reports when it ends in order.
+
+    In a cluster it is the termination message of the trainer's container, so that an operator that
+    starts later reads it from the pod's status.
+    """
+
+    stop_reason: str
+    """Why the run ended, as this worker knows it."""
+    iteration: int
+    """The last iteration of this worker."""
+    ranks: tuple[Rank, ...] = ()
+    """Replicas that the site's model holds. Empty: this worker did not save the model."""
+    missing: tuple[Rank, ...] = ()
+    """Replicas that had joined the run and that the model lacks."""
+
+    def to_json(self) -> str:
+        """One line; well under the 4,096 bytes of a termination message for 500 workers."""
+        reason = self.stop_reason[:MAX_REASON_LENGTH]
+        return json.dumps({**asdict(self), "stop_reason": reason}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> EndReport | None:
+        """The report in that text; None where it holds none. The text may be a user's log."""
+        try:
+            values = json.loads(text)
+            return cls(
+                stop_reason=str(values["stop_reason"])[:MAX_REASON_LENGTH],
+                iteration=max(0, int(values["iteration"])),
+                ranks=_ranks(values["ranks"]),
+                missing=_ranks(values["missing"]),
+            )
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return None
+
+
+def _ranks(values: object) -> tuple[Rank, ...]:
+    if not isinstance(values, list) or len(values) > MAX_RANKS:
+        raise ValueError("not a list of ranks")
+    if not all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
+        raise ValueError("not a rank")
+    return tuple(Rank(value) for value in values)

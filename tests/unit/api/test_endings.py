@@ -1,0 +1,70 @@
+"""Stop rules are recognised in a stop reason, and an end report survives its own text.
+
+Left out: who writes and reads reports (tests of the trainer and of the operator).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.endings import STOP_RULES, EndReport, is_stop_rule, stop_rule_met
+from dlion_api.names import Rank
+
+
+@pytest.mark.parametrize("rule", STOP_RULES)
+@pytest.mark.parametrize("value", [1, 0.5, 1e9])
+def test_a_stop_rule_is_recognised_in_its_own_words(rule: str, value: float) -> None:
+    assert is_stop_rule(stop_rule_met(rule, value))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "",
+        "SIGTERM received",
+        "big-1 failed for good, and failurePolicy is Fail",
+        "the run took longer than activeDeadlineSeconds (60 s)",
+        "a worker has finished",
+        "stopped: maxSteps 10 reached",
+        "maxSteps",
+    ],
+)
+def test_any_other_reason_ends_a_run_early(reason: str) -> None:
+    assert not is_stop_rule(reason)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="maxSteps, maxSeconds"):
+        stop_rule_met("maxStep", 1)
+
+
+def test_a_report_survives_its_text() -> None:
+    report = EndReport("maxSteps 5 reached", 5, (Rank(0), Rank(2)), (Rank(1),))
+    assert EndReport.from_json(report.to_json()) == report
+
+
+def test_a_report_of_many_workers_fits_a_termination_message() -> None:
+    report = EndReport(
+        "x" * 10_000, 2**40, tuple(map(Rank, range(500))), tuple(map(Rank, range(99)))
+    )
+    assert len(report.to_json().encode()) < 4096
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Traceback (most recent call last):",
+        "[]",
+        "7",
+        "{}",
+        '{"stop_reason": "x", "iteration": "NaN", "ranks": [], "missing": []}',
+        '{"stop_reason": "x", "iteration": Infinity, "ranks": [], "missing": []}',
+        '{"stop_reason": "x", "iteration": 1, "ranks": [-1], "missing": []}',
+        '{"stop_reason": "x", "iteration": 1, "ranks": "0", "missing": []}',
+        '{"stop_reason": "x", "iteration": 1, "ranks": [[]], "missing": []}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_report_is_none(text: str) -> None:
+    assert EndReport.from_json(text) is None
