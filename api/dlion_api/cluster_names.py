@@ -28,6 +28,8 @@ INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 """Written by Kubernetes on every pod of an Indexed Job: the worker's index in its group."""
 
 SPEC_HASH_ANNOTATION: Final = f"{GROUP}/spec-hash"
+MANIFEST_ANNOTATION: Final = f"{GROUP}/manifest-digest"
+"""Of the manifest that a Job was made from; changes of it before training make the run's objects again."""
 WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
 """How many workers a Job was made with: ranks stand for a whole run, whatever is scaled."""
 ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"

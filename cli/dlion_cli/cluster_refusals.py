@@ -153,7 +153,7 @@ def _invalid(status: dict[str, Any], said: str) -> DLionError:
 def _problem(cause: dict[str, Any]) -> Problem:
     message = _OBJECT.sub("", str(cause.get("message", "")))
     keeps_run = "only together with runId" in message or "may change without runId" in message
-    early = message.startswith("runId may change only after")
+    early = "runId may change only after" in message
     advice = NEW_RUN if keeps_run else ""
     if early:
         advice = "Wait for its end (`dlion watch`), or `dlion delete` it first"

@@ -7,17 +7,26 @@ as one likes, and by an operator that has just started. Called by `reconcile`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from dlion_api import cluster_names as names
-from dlion_api.errors import SpecError
+from dlion_api.errors import Problem, SpecError
 from dlion_api.names import JobKey, SiteName
-from dlion_api.spec import Job, load_job
+from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.cluster import Kind
+from dlion_operator.corrections import (
+    CORRECTED,
+    ignored_fields,
+    is_corrected,
+    made_again,
+    manifest_digest,
+    unreadable,
+    wrong_template,
+)
 from dlion_operator.decisions import (
     Action,
     Apply,
@@ -32,19 +41,25 @@ from dlion_operator.decisions import (
 )
 from dlion_operator.exposure import addresses, exposing_objects, hindrances
 from dlion_operator.findings import (
-    failure,
     hindered,
+    noting,
     standing,
-    too_long,
     unsigned,
-    verdict,
-    why_over,
     without_authority,
 )
 from dlion_operator.job_view import JobView, moment
 from dlion_operator.news import news_of
-from dlion_operator.observed import KNOWN_AFTER_S, Observed
-from dlion_operator.pod_security import restricted_violations
+from dlion_operator.observed import Observed
+from dlion_operator.run_ends import (
+    ended_at,
+    failure,
+    has_trained,
+    just_opened,
+    status_of_run,
+    too_long,
+    verdict,
+    why_over,
+)
 from dlion_operator.run_trust import authority_of, written
 from dlion_operator.runs import Run, groups_of
 from dlion_operator.settings import Settings
@@ -70,8 +85,6 @@ KEPT_AT_LEAST = timedelta(seconds=60)
 """The keeper writes down how the run ended before anything goes."""
 SERVED_AFTER_END = timedelta(minutes=10)
 """So long the keeper can hear that a run is over."""
-CLOCKS_DIFFER_S = 5.0
-"""The API server's clock tells when a Job was made, in whole seconds."""
 LOOK_AGAIN_S = 10.0
 
 
@@ -83,28 +96,37 @@ def decide(seen: Observed, settings: Settings) -> Decision:
         released = lost_pods(seen) if is_ours else ()
         again_s = LOOK_AGAIN_S if is_ours and seen.leaving else None
         return Decision((CloseRun(), *released), look_again_s=again_s)
+    unknown: list[Problem] = []
     try:
-        job = load_job(document)
+        job = load_job(document, unknown=unknown)
     except SpecError as error:
-        finding = Finding(Situation.FAILED, Reason.INVALID_SPEC, str(error))
-        return _without_a_run(finding, seen)
+        run_id = _run_id(document)
+        if ended_at(seen, run_id):
+            return Decision((), _seen_again(seen))
+        return _without_a_run(unreadable(error, seen, run_id), seen)
     if not groups_of(job, settings.site):
         words = f"spec.sites does not name this site, {settings.site}"
         return _without_a_run(Finding(Situation.NOT_SELECTED, Reason.NOT_SELECTED, words), seen)
     run = Run.of(job, seen, SiteName(settings.site))
-    if ended_at := _ended_at(seen, run):
-        return _after_the_end(run, seen, settings, ended_at)
-    return _decide_run(job, run, seen, settings)
+    if ended := ended_at(seen, job.key.run_id):
+        return _after_the_end(run, seen, settings, *ended)
+    return _decide_run(run, seen, settings, ignored_fields(unknown))
+
+
+def _run_id(document: Mapping[str, Any]) -> str:
+    return str((document.get("spec") or {}).get("runId", ""))
 
 
 def _without_a_run(finding: Finding, seen: Observed) -> Decision:
-    """What is left of an earlier run goes all the same."""
-    run_id = str((seen.document.get("spec") or {}).get("runId", ""))
+    """Nothing is done about this run; what is left of an earlier one goes all the same."""
+    run_id = _run_id(seen.document)
     views = [JobView(document) for document in seen.jobs]
     strays = [view for view in views if view.run_id != run_id]
     metadata = seen.document["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"], run_id)
-    actions = (CloseRun(), *left_over(strays, key, seen), *lost_pods(seen))
+    # Workers that train under a manifest that cannot be read are served on.
+    closing = () if len(strays) < len(views) else (CloseRun(),)
+    actions = (*closing, *left_over(strays, key, seen), *lost_pods(seen))
     return _told(finding, seen, bare_status(finding, seen), actions)
 
 
@@ -118,43 +140,31 @@ def _managed_by(document: Mapping[str, Any]) -> str:
     return str((document.get("spec") or {}).get("managedBy", MANAGED_BY))
 
 
-def _ended_at(seen: Observed, run: Run) -> datetime | None:
-    """When this very run succeeded or failed for good."""
-    status = seen.document.get("status") or {}
-    if status.get("runId") != run.job.key.run_id:
-        return None
-    for condition in status.get("conditions") or ():
-        ends = condition.get("type") in (ConditionType.SUCCEEDED, ConditionType.FAILED)
-        if ends and condition.get("status") == "True":
-            return moment(condition.get("lastTransitionTime"))
-    return None
-
-
 # ---- a run that goes on ----------------------------------------------------------------------
 
 
-def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decision:
+def _decide_run(run: Run, seen: Observed, settings: Settings, note: str) -> Decision:
+    """`note`: what else is to be said of its manifest."""
     cleaning = (*earlier_runs(run, seen), *lost_pods(seen))
-    if job.spec.suspend:
+    if run.job.spec.suspend:
         return _suspended(run, seen, settings, cleaning)
     if run.has_ended:
         return _ended(verdict(run, seen), run, seen, cleaning)
-    if refusal := _refused(run, seen, settings):
-        return _ended(refusal, run, seen, cleaning)
-    if not run.jobs and (lacking := without_authority(run.job, seen)):
-        actions = (*cleaning, _opened(run, seen, settings), *_requested(run, seen, settings))
-        return _told(lacking, seen, run_status(lacking, run, seen), actions)
-    if seen.refused is not None and seen.refused.forbidden:
-        finding = Finding(Situation.STUCK, Reason.FORBIDDEN, seen.refused.message)
-        actions = (*cleaning, _opened(run, seen, settings), *_objects(run, seen, settings))
-        return _told(finding, seen, run_status(finding, run, seen), actions)
+    if is_corrected(run, seen):
+        status = run_status(CORRECTED, run, seen)
+        return _told(CORRECTED, seen, status, (*cleaning, *made_again(run)))
     if given_up := _given_up(run, seen):
         return _ended(given_up, run, seen, cleaning)
+    wrong = "" if run.is_complete else wrong_template(run, seen, settings)
+    if not run.jobs and (finding := _unstarted(run, seen, wrong)):
+        finding = noting(finding, note)
+        making = () if wrong else _beginnings(run, seen, settings, finding)
+        return _told(finding, seen, run_status(finding, run, seen), (*cleaning, *making))
     actions = (
         *cleaning,
         *superfluous_services(run, seen),
         _opened(run, seen, settings),
-        *_objects(run, seen, settings),
+        *_objects(run, seen, settings, with_jobs=not wrong),
         *_changes(run),
         *_kept_trust(run, seen),
     )
@@ -162,10 +172,32 @@ def _decide_run(job: Job, run: Run, seen: Observed, settings: Settings) -> Decis
         actions = (*actions, StopRun(why))
     unreached = hindrances(run, seen, settings)
     finding = unsigned(standing(run, seen, unreached), authority_of(run.job, seen.authority))
-    finding = hindered(finding, seen.hindrance)
+    finding = hindered(finding, wrong or (seen.refused.message if seen.refused else ""))
+    finding = noting(hindered(finding, seen.hindrance), note)
     if _just_started(seen, finding, run):
         return Decision(actions, look_again_s=2.0)
     return _told(finding, seen, run_status(finding, run, seen), actions)
+
+
+def _unstarted(run: Run, seen: Observed, wrong: str) -> Finding | None:
+    """Why a run without Jobs gets none for now; None: it gets them. Nothing of it is final."""
+    if wrong:
+        return Finding(Situation.STUCK, Reason.INVALID_SPEC, wrong)
+    if lacking := without_authority(run.job, seen):
+        return lacking
+    if seen.refused is not None:
+        return Finding(Situation.STUCK, seen.refused.reason, seen.refused.message)
+    return None
+
+
+def _beginnings(
+    run: Run, seen: Observed, settings: Settings, finding: Finding
+) -> tuple[Action, ...]:
+    """What is asked for of a run that has no Jobs yet."""
+    opened = _opened(run, seen, settings)
+    if finding.reason is Reason.NO_AUTHORITY:
+        return (opened, *_requested(run, seen, settings))
+    return (opened, *_objects(run, seen, settings))
 
 
 def _suspended(
@@ -199,36 +231,16 @@ def _all_over(run: Run) -> bool:
     return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
 
 
-def _refused(run: Run, seen: Observed, settings: Settings) -> Finding | None:
-    """Whether a Job of this run cannot be made from this manifest."""
-    if seen.refused is not None and not seen.refused.forbidden:
-        return Finding(Situation.FAILED, Reason.INVALID_SPEC, seen.refused.message)
-    if run.is_complete:
-        return None
-    wrong: set[str] = set()
-    try:
-        for group in run.groups:
-            made = children.worker_job(run.job, group, settings, owner_of(seen.document))
-            wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        # It is free in form for us; the API server would say more, had it the whole of it.
-        message = f"podTemplate has not the form of a pod template: {error}"
-        return Finding(Situation.FAILED, Reason.INVALID_SPEC, message)
-    if not wrong:
-        return None
-    words = "; ".join(sorted(wrong))
-    message = f"podTemplate does not keep to pod security `restricted`: {words}"
-    return Finding(Situation.FAILED, Reason.INVALID_SPEC, message)
-
-
 def _requested(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     """What cert-manager is asked for, where it is to make the job's authority."""
     if run.job.spec.tls.mode == "CertManager":
         yield Apply(children.authority_certificate(run.job, settings, owner_of(seen.document)))
 
 
-def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
-    """Everything that belongs to the run, as it should be."""
+def _objects(
+    run: Run, seen: Observed, settings: Settings, *, with_jobs: bool = True
+) -> Iterator[Action]:
+    """Everything that belongs to the run, as it should be. `with_jobs`: its Jobs as well."""
     owner = owner_of(seen.document)
     yield from _requested(run, seen, settings)
     documents = [
@@ -238,9 +250,12 @@ def _objects(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
     ]
     for document in documents:
         yield Create(document) if Kind.of(document) in MADE_ONCE else Apply(document)
-    for group in run.groups:
+    for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
-            yield Create(children.worker_job(run.job, group, settings, owner))
+            made = children.worker_job(run.job, group, settings, owner)
+            digest = run.manifest_digest or manifest_digest(seen.document)
+            made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
+            yield Create(made)
     for service, document in exposing_objects(run, seen, settings):
         yield Apply(document, exposes=service)
 
@@ -289,30 +304,19 @@ def _given_up(run: Run, seen: Observed) -> Finding | None:
     """A run that does not come to its end by itself, though it was asked to."""
     if too_long(run, seen.now - FINISH_WITHIN):
         return verdict(run, seen)
-    has_trained = seen.run is not None and seen.run.training
-    if not has_trained and why_over(run, seen) and not _just_opened(run, seen):
+    if not has_trained(run, seen) and why_over(run, seen):
         return failure(run)
     return None
 
 
-def _just_opened(run: Run, seen: Observed) -> bool:
-    """Whether workers may be there that have not said so yet to this operator."""
-    if seen.run is None:
-        return True
-    age_s = (seen.now - run.made_at).total_seconds() if run.made_at else 0.0
-    has_served_all_along = age_s <= seen.run.open_s + CLOCKS_DIFFER_S
-    return seen.run.open_s < KNOWN_AFTER_S and not has_served_all_along
-
-
 def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
     """Whether the status says more than an operator can know that has started just now."""
-    status = seen.document.get("status") or {}
-    is_same = status.get("runId") == run.job.key.run_id
-    said = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
-    was_training = is_same and said.get(ConditionType.READY) == "True"
+    conditions = status_of_run(seen, run.job.key.run_id).get("conditions") or ()
+    said = {c.get("type"): c.get("status") for c in conditions}
+    was_training = said.get(ConditionType.READY) == "True"
     was_training &= said.get(ConditionType.SUSPENDED) != "True"
     less = (Situation.WAITING, Situation.STUCK, Situation.DEGRADED)
-    return was_training and finding.situation in less and _just_opened(run, seen)
+    return was_training and finding.situation in less and just_opened(run, seen)
 
 
 # ---- before and after ------------------------------------------------------------------------
@@ -347,18 +351,17 @@ def _of(view: JobView, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"uid": view.uid}, "spec": spec}
 
 
-def _after_the_end(run: Run, seen: Observed, settings: Settings, ended_at: datetime) -> Decision:
-    age = seen.now - ended_at
+def _after_the_end(run: Run, seen: Observed, settings: Settings, type_: str, time: str) -> Decision:
+    """`type_`, `time`: of the condition by which it is over."""
+    age = seen.now - (moment(time) or seen.now)
     actions: list[Action] = [*earlier_runs(run, seen), *_halt(run), *lost_pods(seen)]
     actions += unused_services(run, seen)
     waits = [SERVED_AFTER_END]
     if age >= SERVED_AFTER_END:
         actions.append(CloseRun())
     elif seen.run is None:
-        actions += [
-            _opened(run, seen, settings),
-            FinishRun(_last_words(seen), _has_succeeded(seen)),
-        ]
+        finish = FinishRun(_last_words(seen), type_ == ConditionType.SUCCEEDED)
+        actions += [_opened(run, seen, settings), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
         ttl = max(ttl, int(KEPT_AT_LEAST.total_seconds()))
@@ -368,22 +371,19 @@ def _after_the_end(run: Run, seen: Observed, settings: Settings, ended_at: datet
             actions += without_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
     due += [LOOK_AGAIN_S] if seen.leaving else []
-    status = dict(seen.document.get("status") or {})
+    return Decision(tuple(actions), _seen_again(seen), look_again_s=min(due, default=None))
+
+
+def _seen_again(seen: Observed) -> dict[str, Any]:
+    """The status as it stands, said of the manifest as it is now."""
     generation = seen.document["metadata"].get("generation")
-    status["observedGeneration"] = generation
-    return Decision(tuple(actions), status, look_again_s=min(due, default=None))
-
-
-def _has_succeeded(seen: Observed) -> bool:
-    conditions = (seen.document.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "Succeeded" and c.get("status") == "True" for c in conditions)
+    return {**(seen.document.get("status") or {}), "observedGeneration": generation}
 
 
 def _last_words(seen: Observed) -> str:
     conditions = (seen.document.get("status") or {}).get("conditions") or ()
-    return (
-        next((str(c.get("message")) for c in conditions if c.get("type") == "Ready"), "") or "over"
-    )
+    ready = (str(each.get("message")) for each in conditions if each.get("type") == "Ready")
+    return next(ready, "") or "over"
 
 
 def _told(

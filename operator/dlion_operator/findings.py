@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from dlion_api import cluster_names as names
-from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import Job
 from dlion_api.status import Reason
@@ -38,13 +37,6 @@ TOGETHER_WITHIN = STARTED_WITHIN + JOINED_WITHIN
 """From a pod's making; nothing that is known takes longer."""
 _QUEUED = Finding(Situation.WAITING, Reason.QUEUED, "waiting for a place in the queue")
 
-_REASON_OF_EXIT = {
-    ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
-    ExitCode.SPEC: Reason.INVALID_SPEC,
-    ExitCode.RESTARTS: Reason.RESTARTS_EXCEEDED,
-    ExitCode.MODEL_LOST: Reason.MODEL_LOST,
-}
-
 
 def standing(run: Run, seen: Observed, unreached: Sequence[str] = ()) -> Finding:
     """How a run that goes on stands. `unreached`: what keeps other sites from workers here."""
@@ -55,10 +47,10 @@ def standing(run: Run, seen: Observed, unreached: Sequence[str] = ()) -> Finding
     if view.training:
         return _training(run, view, seen, unreached)
     if lacking := podless(run, seen):
-        words = _joined([trouble.message for trouble in lacking])
+        words = joined([trouble.message for trouble in lacking])
         return Finding(Situation.STUCK, Reason.PODS_REFUSED, words)
     if troubles := _troubles(run, view, seen):
-        words = _joined([trouble.message for trouble in troubles])
+        words = joined([trouble.message for trouble in troubles])
         if _is_stuck(run, view, seen):
             return Finding(Situation.STUCK, troubles[0].reason, words)
         return Finding(Situation.WAITING, Reason.WORKERS_STARTING, words)
@@ -69,10 +61,15 @@ def hindered(finding: Finding, hindrance: str) -> Finding:
     """The same run, while the operator cannot do what it needs: who trains goes on training."""
     if not hindrance:
         return finding
-    words = _joined([f"cannot be kept up: {hindrance}; tried again", finding.message])
+    words = joined([f"cannot be kept up: {hindrance}; tried again", finding.message])
     if finding.situation in (Situation.WAITING, Situation.STUCK):
         return Finding(Situation.STUCK, Reason.UPKEEP_FAILING, words)
     return replace(finding, message=words)
+
+
+def noting(finding: Finding, note: str) -> Finding:
+    """The same, with a remark that changes nothing of it."""
+    return replace(finding, message=joined([finding.message, note])) if note else finding
 
 
 def without_authority(job: Job, seen: Observed) -> Finding | None:
@@ -90,7 +87,7 @@ def unsigned(finding: Finding, found: NamedAuthority | None) -> Finding:
     """The same run, while nothing new can be signed: who has a certificate goes on."""
     if found is None or not found.problem:
         return finding
-    words = _joined([f"no certificate can be signed: {found.problem}", finding.message])
+    words = joined([f"no certificate can be signed: {found.problem}", finding.message])
     if finding.reason in (Reason.WORKERS_STARTING, Reason.NOT_JOINING):
         return Finding(finding.situation, Reason.NO_AUTHORITY, words)
     return replace(finding, message=words)
@@ -103,7 +100,7 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         if _is_queued(run):
             return _QUEUED
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
-        return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *_away(view)]))
+        return Finding(Situation.WAITING, Reason.BELOW_QUORUM, joined([few, *_away(view)]))
     here = training.pop(run.site, 0)
     elsewhere = run.size_of_all(view) - run.size
     there = sum(training.values())
@@ -114,10 +111,10 @@ def _training(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
         troubles = (*podless(run, seen), *_troubles(run, view, seen))
         words += [trouble.message for trouble in troubles]
         words += [pod.failure for pod in run.pods if pod.failure]
-        return Finding(Situation.DEGRADED, Reason.PEERS_LOST, _joined(words))
+        return Finding(Situation.DEGRADED, Reason.PEERS_LOST, joined(words))
     workers = "worker trains" if here + there == 1 else "workers train"
     words = [f"{here + there} {workers}", *run.too_many, *_away(view), *unreached]
-    return _kept(run, seen, _joined(words))
+    return _kept(run, seen, joined(words))
 
 
 def _kept(run: Run, seen: Observed, words: str) -> Finding:
@@ -126,7 +123,7 @@ def _kept(run: Run, seen: Observed, words: str) -> Finding:
     if not troubles:
         return Finding(Situation.TRAINING, Reason.TRAINING, words)
     said = "the keeper is away: checkpoints and the model wait for it"
-    words = _joined([said, *(trouble.message for trouble in troubles), words])
+    words = joined([said, *(trouble.message for trouble in troubles), words])
     return Finding(Situation.UNKEPT, Reason.KEEPER_UNAVAILABLE, words)
 
 
@@ -151,12 +148,12 @@ def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
     here, total = view.ready.get(run.site, 0), run.size_of_all(view)
     if here >= run.size and unreached:
         situation = Situation.STUCK if is_late(run, seen.now) else Situation.WAITING
-        return Finding(situation, Reason.NOT_EXPOSED, _joined([*unreached]))
+        return Finding(situation, Reason.NOT_EXPOSED, joined([*unreached]))
     if here >= run.size and sum(view.ready.values()) < total:
         words = [f"{sum(view.ready.values())} of {total} workers have joined", *_away(view)]
         if view.remote and (few := _too_few_sites(run, view)):
-            return Finding(Situation.WAITING, Reason.BELOW_QUORUM, _joined([few, *words]))
-        return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, _joined(words))
+            return Finding(Situation.WAITING, Reason.BELOW_QUORUM, joined([few, *words]))
+        return Finding(Situation.WAITING, Reason.WAITING_FOR_PEERS, joined(words))
     if here >= run.size and view.gathered_s >= JOINED_WITHIN.total_seconds():
         return Finding(Situation.STUCK, Reason.NOT_LINKED, _unlinked(run, view))
     running = sum(pod.phase == "Running" for pod in run.pods)
@@ -172,13 +169,13 @@ def _starting(run: Run, view: RunView, seen: Observed, unreached: Sequence[str])
 def _unlinked(run: Run, view: RunView) -> str:
     """That all have joined, and none has found the others it waits for."""
     minutes = JOINED_WITHIN.total_seconds() / 60
-    joined = f"all {run.size_of_all(view)} workers have joined"
-    words = [f"{joined}, and none has begun to train in {minutes:.0f} minutes"]
+    arrived = f"all {run.size_of_all(view)} workers have joined"
+    words = [f"{arrived}, and none has begun to train in {minutes:.0f} minutes"]
     if view.links is not None:
         words.append(f"{view.links.connected} of {view.links.expected} links between them are up")
     look = f"`kubectl logs -l {names.JOB_LABEL}={run.job.key.name} -c trainer`"
     words.append(f"events PeersUnreached, or {look}, say which way is closed")
-    return _joined(words)
+    return joined(words)
 
 
 def _is_overdue(run: Run, view: RunView, now: datetime) -> bool:
@@ -220,66 +217,7 @@ def _is_stuck(run: Run, view: RunView, seen: Observed) -> bool:
     return bool(_troubles(replace(run, pods=pods, keepers=keepers), view, seen))
 
 
-def verdict(run: Run, seen: Observed) -> Finding:
-    """How a run ended whose Jobs have all come to their end."""
-    lost = [pod.failure for pod in run.pods if pod.trainer_exit == ExitCode.MODEL_LOST]
-    if lost:
-        said = "the run is over and the site's model is lost: the keeper did not get it"
-        return Finding(Situation.FAILED, Reason.MODEL_LOST, _joined([said, *lost]))
-    if too_long(run, run.ended_at or seen.now):
-        limit = run.job.spec.active_deadline_seconds
-        words = f"the run took longer than activeDeadlineSeconds ({limit} s); what it had is saved"
-        return Finding(Situation.FAILED, Reason.DEADLINE_EXCEEDED, words)
-    if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
-        return failure(run)
-    said = seen.run.stop_reason if seen.run else ""
-    why = [said or f"{run.succeeded} workers trained to the end"]
-    if run.failed:
-        why.append(f"without {', '.join(run.failed[:MOST_NAMED])}, which failed")
-    return Finding(Situation.SUCCEEDED, Reason.COMPLETED, _joined(why))
-
-
-def failure(run: Run) -> Finding:
-    """Why a run failed, from the pods that did."""
-    failures = [pod for pod in run.pods if pod.failure]
-    codes = [pod.trainer_exit for pod in failures]
-    known = [code for code in codes if code is not None and code in set(ExitCode)]
-    reason = next(
-        (_REASON_OF_EXIT[ExitCode(c)] for c in known if ExitCode(c) in _REASON_OF_EXIT),
-        Reason.WORKERS_FAILED
-        if any(ExitCode(c).fatal for c in known)
-        else Reason.RESTARTS_EXCEEDED,
-    )
-    words = [pod.failure for pod in failures]
-    words = words or [job.failure for job in run.jobs.values() if job.failure]
-    if run.failed:
-        words.insert(0, f"{', '.join(run.failed[:MOST_NAMED])} failed for good")
-    return Finding(Situation.FAILED, reason, _joined(words or ["no worker trained to the end"]))
-
-
-def why_over(run: Run, seen: Observed) -> str:
-    """Why a run cannot go on without the workers that have failed; empty: it can."""
-    if not run.failed:
-        return ""
-    spec = run.job.spec
-    has_trained = seen.run is not None and seen.run.training
-    if not has_trained and spec.start_deadline_seconds is None:
-        return "the others would wait for it (no startDeadlineSeconds)"
-    if spec.failure_policy == "Fail":
-        return "failurePolicy is Fail"
-    if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
-        return "no worker is left"
-    return ""
-
-
-def too_long(run: Run, now: datetime) -> bool:
-    """Whether the run has taken longer than it may."""
-    limit = run.job.spec.active_deadline_seconds
-    if limit is None or run.started_at is None:
-        return False
-    return now - run.started_at > timedelta(seconds=limit)
-
-
-def _joined(words: list[str]) -> str:
+def joined(words: list[str]) -> str:
+    """These words as one message; of many the first few, and how many more there are."""
     more = len(words) - MOST_NAMED
     return "; ".join(words[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

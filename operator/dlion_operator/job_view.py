@@ -71,8 +71,9 @@ class JobView:
         return self.queued and not self.workers
 
     @property
-    def succeeded(self) -> int:
-        return int(self._status.get("succeeded") or 0)
+    def completed_indexes(self) -> tuple[int, ...]:
+        """Workers that ended well."""
+        return tuple(expanded(str(self._status.get("completedIndexes") or "")))
 
     @property
     def failed_indexes(self) -> tuple[int, ...]:
@@ -82,8 +83,7 @@ class JobView:
     @property
     def over_indexes(self) -> frozenset[int]:
         """Workers that need no pod any more: they ended well, or for good."""
-        completed = expanded(str(self._status.get("completedIndexes") or ""))
-        return frozenset((*completed, *self.failed_indexes))
+        return frozenset((*self.completed_indexes, *self.failed_indexes))
 
     @property
     def made_at(self) -> datetime | None:
@@ -101,7 +101,10 @@ class JobView:
             return None
         conditions = self._status.get("conditions") or ()
         halted = any(c.get("type") == "Suspended" and c.get("status") == "True" for c in conditions)
-        return None if self.suspended or halted else moment(self._status.get("startTime"))
+        if self.suspended or halted or (started := moment(self._status.get("startTime"))) is None:
+            return None
+        # The controller writes it by its own clock, which may be behind the API server's.
+        return max(started, self.made_at) if self.made_at else started
 
     @property
     def ended_at(self) -> datetime | None:

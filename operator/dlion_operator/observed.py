@@ -5,12 +5,14 @@ Pure views over documents of the API; made by `reconcile`, read by `decide`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.endings import EndReport
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.attempts import Unmade
@@ -39,6 +41,10 @@ _FAILURE_COUNTS = (
 _IMAGE_WAITING = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
+
+
+_POLICY_WORDS = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
+"""As the API server words the answers of its admission plugins, whatever their code."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,18 @@ NOTHING_KNOWN = RunView(open_s=0.0)
 
 @dataclass(frozen=True)
 class Refusal:
-    """A child that the API server will not have."""
+    """A child that the API server refuses. The operator tries again, with back-off."""
 
     message: str
-    forbidden: bool
-    """A right or a quota is missing: the manifest may be right, and it is tried again."""
+    code: int
+    """Of the answer: 400, 403, 404, 422 and the like."""
+
+    @property
+    def reason(self) -> Reason:
+        """What the refusal is about: an admission policy, a right or quota, or the manifest."""
+        if _POLICY_WORDS.search(self.message):
+            return Reason.POLICY_DENIED
+        return Reason.FORBIDDEN if self.code in (403, 404) else Reason.INVALID_SPEC
 
 
 @dataclass(frozen=True)
@@ -310,11 +323,20 @@ class PodView:
             return f"{self.worker}: {reason} {message}"
         return f"{self.worker}: trainer ended with {last_words(code, self._last_lines())}"
 
+    @property
+    def end_report(self) -> EndReport | None:
+        """What its trainer reported when it ended in order; None: it has not, or no report."""
+        if self.phase != "Succeeded":
+            return None
+        return EndReport.from_json(self._termination_message())
+
     def _last_lines(self) -> list[str]:
         """What its trainer and the supervisor, in JSON, said last."""
+        return [line for line in self._termination_message().splitlines() if line.strip()]
+
+    def _termination_message(self) -> str:
         for status in self._status.get("containerStatuses") or ():
             ended = (status.get("state") or {}).get("terminated") or {}
             if status.get("name") == names.TRAINER_CONTAINER:
-                text = str(ended.get("message") or "")
-                return [line for line in text.splitlines() if line.strip()]
-        return []
+                return str(ended.get("message") or "")
+        return ""

@@ -20,7 +20,6 @@ from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.absences import is_keeper_missing, missing
-from dlion_operator.attempts import FORBIDDEN_AGAIN_S
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
     Cluster,
@@ -61,6 +60,10 @@ from dlion_operator.tidying import leaving, released
 _LOG = logging.getLogger(__name__)
 
 TELEMETRY_EVERY_S = 10.0
+FIRST_RETRY_S = 10.0
+MAX_RETRY_S = 600.0
+"""A refused object is tried again after this, doubling from the first: a policy, a quota or a right
+may change, and nobody tells the operator."""
 FAILING_AFTER_S = 60.0
 """Errors for so long are no passing matter: the job's status says so."""
 
@@ -118,6 +121,10 @@ class Runs(Protocol):
         ...
 
 
+Asked = tuple[object, tuple[tuple[str, str], ...]]
+"""Generation of a manifest and its labels, which change no generation."""
+
+
 @dataclass
 class _Memory:
     """What is remembered of a job between two looks; nothing depends on it after a restart."""
@@ -127,7 +134,11 @@ class _Memory:
     secret: NamedSecret
     authority: NamedAuthority | None = None
     refused: Refusal | None = None
-    refused_generation: int = -1
+    refused_of: Asked | None = None
+    """Of which manifest the refusal is; another one is tried at once."""
+    refusals: int = 0
+    """In a row."""
+    retry_at_s: float = 0.0
     failing_since_s: float | None = None
     hindrance: str = ""
     status_written_s: float = field(default=float("-inf"))
@@ -178,8 +189,12 @@ class Reconciler:
         await self._look_for_keeper(document, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
+        is_due = memory.refused is None or self._monotonic_s() >= memory.retry_at_s
         try:
-            await self._carry_out(decision, document, memory)
+            await self._carry_out(decision, document, memory, making=is_due)
+            if is_due and memory.refused is not None:
+                memory.refused, memory.refusals = None, 0
+                decision = decide(self._observed(document, memory), self._settings)
         except RefusedError as error:
             self._note_refusal(memory, document, error)
             decision = decide(self._observed(document, memory), self._settings)
@@ -195,9 +210,9 @@ class Reconciler:
         await self._post(self._runs.news(_key(document)), document, memory)
         if memory.untold:
             again_s = LOOK_AGAIN_S if again_s is None else min(again_s, LOOK_AGAIN_S)
-        if memory.refused is not None and memory.refused.forbidden:
-            memory.refused = None  # it is tried again then
-            return FORBIDDEN_AGAIN_S
+        if memory.refused is not None:
+            retry_s = max(0.0, memory.retry_at_s - self._monotonic_s())
+            return retry_s if again_s is None else min(again_s, retry_s)
         return again_s
 
     async def _release(self, name: ObjectName) -> float | None:
@@ -239,14 +254,17 @@ class Reconciler:
                 ),
             )
             self._memories[name] = memory
-        if memory.refused_generation != document["metadata"].get("generation"):
-            memory.refused = None
+        if memory.refused_of != _asked(document):
+            memory.refused, memory.refusals = None, 0
         return memory
 
     def _note_refusal(self, memory: _Memory, document: Document, error: RefusedError) -> None:
         _LOG.warning("%s", error)
-        memory.refused = Refusal(str(error), forbidden=error.code in (403, 404))
-        memory.refused_generation = int(document["metadata"].get("generation") or 0)
+        memory.refused = Refusal(str(error), error.code)
+        memory.refused_of = _asked(document)
+        wait_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(memory.refusals, 16))
+        memory.refusals += 1
+        memory.retry_at_s = self._monotonic_s() + wait_s
 
     async def _tell_hindrance(self, error: DLionError, document: Document, memory: _Memory) -> None:
         """Says in the status what goes on failing, if that at least can be written."""
@@ -354,6 +372,11 @@ class Reconciler:
 def _key(document: Document) -> JobKey:
     metadata, spec = document["metadata"], document.get("spec") or {}
     return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+
+
+def _asked(document: Document) -> Asked:
+    metadata = document["metadata"]
+    return metadata.get("generation"), tuple(sorted((metadata.get("labels") or {}).items()))
 
 
 def _sites(document: Document) -> list[SiteName]:

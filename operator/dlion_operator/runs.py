@@ -92,15 +92,25 @@ class Run:
         return min((v.started_at for v in self.jobs.values() if v.started_at), default=None)
 
     @property
+    def manifest_digest(self) -> str:
+        """Of the manifest that its Jobs were made from (`corrections`); empty: not known."""
+        kept = (v.annotations.get(names.MANIFEST_ANNOTATION, "") for v in self.jobs.values())
+        return next(filter(None, kept), "")
+
+    @property
     def ended_at(self) -> datetime | None:
         """When the last of its Jobs ended."""
         return max((v.ended_at for v in self.jobs.values() if v.ended_at), default=None)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Workers that ended for good, as `group-index`."""
+        """Workers that are wanted now and failed for good, as `group-index`."""
         return tuple(
-            f"{view.group}-{index}" for view in self.jobs.values() for index in view.failed_indexes
+            f"{group.name}-{index}"
+            for group in self.groups
+            if (view := self.jobs.get(group.name)) is not None
+            for index in view.failed_indexes
+            if index < self.size_of(group)  # a Job keeps the index of a worker scaled away
         )
 
     @property
@@ -112,8 +122,13 @@ class Run:
 
     @property
     def succeeded(self) -> int:
-        """Workers that trained to the end."""
-        return sum(view.succeeded for view in self.jobs.values())
+        """Workers that are wanted now and ended well."""
+        return sum(
+            index < self.size_of(group)
+            for group in self.groups
+            if (view := self.jobs.get(group.name)) is not None
+            for index in view.completed_indexes
+        )
 
     def size_of(self, group: Group) -> int:
         """How many workers of it there should be now."""

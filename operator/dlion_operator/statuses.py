@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from dlion_api.document import to_document
+from dlion_api.document import schema, to_document
+from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
-from dlion_api.status import Condition, SiteStatus, Status, state_of
+from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
 from dlion_operator.job_view import moment
 from dlion_operator.observed import Observed, RemoteView, RunView
+from dlion_operator.run_ends import has_trained, model_ranks, status_of_run, stop_reason
 from dlion_operator.runs import Run
 from dlion_operator.situations import Consistency, Finding, Situation, conditions
 
@@ -18,22 +20,24 @@ TELEMETRY = (
     "trainerStatus", "stepsPerSecond", "links", "readyWorkers", "readySites", "sites"
 )  # fmt: skip
 """Fields that change all the time while a job trains."""
+_FIELDS = frozenset(schema(Status)["properties"])
 HEARD_TO_WITHIN = timedelta(seconds=60)
 
 KNOWS_NO_OTHERS = "this operator is told of no other sites; name them in the chart's values (sites)"
 
 
 def bare_status(finding: Finding, seen: Observed) -> dict[str, Any]:
-    """The status of a job that has no run here."""
+    """The status of a job of which nothing is done here. What was said of its run stays."""
     held = _conditions(finding, seen)
     spec = seen.document.get("spec") or {}
+    run_id = str(spec.get("runId", ""))[:24]
     status = Status(
         observed_generation=_generation(seen),
         state=state_of(held).value,
-        run_id=str(spec.get("runId", ""))[:24],
+        run_id=run_id,
         conditions=held,
     )
-    return to_document(status)
+    return {**status_of_run(seen, run_id), **_completed(status, seen)}
 
 
 def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
@@ -43,11 +47,13 @@ def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
     ended = finding.situation in (Situation.SUCCEEDED, Situation.FAILED)
     total = run.size_of_all(view)
     sites = tuple(_site(site.name, run, view, seen) for site in run.job.spec.sites)
+    before = _before(seen, run)
     status = Status(
         observed_generation=_generation(seen),
         state=state_of(held).value,
         run_id=run.job.key.run_id,
         spec_hash=run.spec_hash,
+        training_start_time=_training_start(run, seen),
         conditions=held,
         sites=() if ended else sites,
         ready_sites=f"{sum(site.state == 'Ready' for site in sites)}/{len(sites)}",
@@ -56,45 +62,66 @@ def run_status(finding: Finding, run: Run, seen: Observed) -> dict[str, Any]:
         links=None if ended else view.links,
         trainer_status=view.trainer_status,
     )
-    document = to_document(status)
-    if view.trainer_status is None:
-        _keep_telemetry(document, seen, run)
+    document = _completed(status, seen)
+    if view.trainer_status is None and "trainerStatus" in before:
+        # An operator that has just started does not know yet how far the run has come.
+        document["trainerStatus"] = before["trainerStatus"]
     if ended or view.stop_reason:
-        _as_before_the_end(document, seen, run)
-    if finding.situation is Situation.SUCCEEDED:
-        _crown(document, run)
+        _keep_participants(document, before)
+    if ended:
+        _write_end(document, finding, run, seen)
     return document
 
 
-def _keep_telemetry(document: dict[str, Any], seen: Observed, run: Run) -> None:
-    """An operator that has just started does not know yet how far the run has come."""
-    before = _before(seen, run)
-    if "trainerStatus" in before:
-        document["trainerStatus"] = before["trainerStatus"]
+def _completed(status: Status, seen: Observed) -> dict[str, Any]:
+    """The document of that status, with what others have written: conditions of other controllers,
+    and fields of a newer operator, which may come back."""
+    document = to_document(status)
+    before = status_of_run(seen, status.run_id)
+    document |= {name: value for name, value in before.items() if name not in _FIELDS}
+    ours = set(ConditionType)
+    all_before = (seen.document.get("status") or {}).get("conditions") or ()
+    document["conditions"] += [each for each in all_before if each.get("type") not in ours]
+    return document
 
 
-def _as_before_the_end(document: dict[str, Any], seen: Observed, run: Run) -> None:
-    """Who took part, though workers leave one after the other now."""
-    before = _before(seen, run)
+def _training_start(run: Run, seen: Observed) -> str | None:
+    """When this site's workers were first seen to train in this run; None: they were not."""
+    said = _before(seen, run).get("trainingStartTime")
+    if said is None and has_trained(run, seen):
+        return as_kubernetes(seen.now)
+    return said
+
+
+def _keep_participants(document: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Those that took part, though workers leave one after the other now."""
     for name in ("readyWorkers", "readySites"):
         document[name] = before.get(name, document[name])
     if document.get("sites"):
         document["sites"] = before.get("sites", document["sites"])
 
 
-def _crown(document: dict[str, Any], run: Run) -> None:
-    """All the way has been gone."""
+def _write_end(document: dict[str, Any], finding: Finding, run: Run, seen: Observed) -> None:
+    """The progress that was reached: 100 % only where the stop rule was met."""
+    trainer = dict(document.get("trainerStatus") or {})
+    trainer.pop("estimatedRemainingSeconds", None)
+    if is_stop_rule(stop_reason(run, seen)):
+        trainer |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
+    if trainer:
+        document["trainerStatus"] = trainer
+    if finding.reason not in (Reason.COMPLETED, Reason.PARTIAL):
+        return
     total = document["readyWorkers"].partition("/")[2]
     document["readyWorkers"] = f"{run.succeeded}/{total}"
-    trainer = dict(document.get("trainerStatus") or {})
-    trainer |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
-    document["trainerStatus"] = trainer
+    sites = {worker.site for worker in run.workers if worker.rank in model_ranks(run)}
+    took_part = len(sites | {run.site})
+    said, _, of = document["readySites"].partition("/")
+    document["readySites"] = f"{took_part if sites else max(took_part, int(said))}/{of}"
 
 
 def _before(seen: Observed, run: Run) -> Mapping[str, Any]:
     """The status as it stands, if it is of this run."""
-    status = seen.document.get("status") or {}
-    return status if status.get("runId") == run.job.key.run_id else {}
+    return status_of_run(seen, run.job.key.run_id)
 
 
 def _site(name: str, run: Run, view: RunView, seen: Observed) -> SiteStatus:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from dlion_api.endings import stop_rule_met
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
 
@@ -62,6 +63,5 @@ class TargetWatch:
         mean = sum(known) / len(known)
         if mean < self._target:
             return None
-        return (
-            f"targetAccuracy {self._target:g} reached: mean over {len(known)} replicas {mean:.4f}"
-        )
+        met = stop_rule_met("targetAccuracy", self._target)
+        return f"{met}: mean over {len(known)} replicas {mean:.4f}"

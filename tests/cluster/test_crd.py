@@ -89,7 +89,8 @@ def jobs(kubectl: Kubectl) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def keep(jobs: Jobs) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Yields a job with this spec that the API server keeps, made at the first call."""
+    """Yields a job with this spec that the API server keeps, made at the first call. Its workers
+    train."""
     kept: dict[str, dict[str, Any]] = {}
 
     def found(spec: dict[str, Any]) -> dict[str, Any]:
@@ -99,18 +100,26 @@ def keep(jobs: Jobs) -> Callable[[dict[str, Any]], dict[str, Any]]:
             made = changed(smallest(), {"metadata.name": name, "spec": spec})
             answer = jobs.create(made, dry_run=False)
             assert answer.accepted, answer.message
-            kept[key] = jobs.get(name)
+            kept[key] = trains(jobs, name)
         return kept[key]
 
     return found
 
 
+def trains(jobs: Jobs, name: str) -> dict[str, Any]:
+    """That job, once its status says that the workers of its run train."""
+    kept = jobs.get(name)
+    said = {"runId": kept["spec"]["runId"], "trainingStartTime": "2026-01-31T12:00:00Z"}
+    assert jobs.replace_status(name, kept | {"status": said}, dry_run=False).accepted
+    return jobs.get(name)
+
+
 @pytest.fixture
 def running(jobs: Jobs) -> Iterator[dict[str, Any]]:
-    """A job that is kept, as the API server has it; its run has not ended."""
+    """A job that is kept, as the API server has it; its workers train."""
     answer = jobs.create(document(), dry_run=False)
     assert answer.accepted, answer.message
-    yield jobs.get("digits")
+    yield trains(jobs, "digits")
     jobs.delete("digits")
 
 
@@ -485,7 +494,7 @@ def test_a_running_job_changes_as_far_as_the_model_says(
 def test_a_new_run_begins_only_once_the_last_has_ended(
     jobs: Jobs, running: dict[str, Any], type_: str, status: str, free: bool
 ) -> None:
-    said = {"conditions": [ENDED | {"type": type_, "status": status}]}
+    said = running["status"] | {"conditions": [ENDED | {"type": type_, "status": status}]}
     assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
     kept = jobs.get("digits")
     fresh = changed(kept, {"spec.runId": "2"})
@@ -502,8 +511,36 @@ def test_a_new_run_begins_only_once_the_last_has_ended(
     assert jobs.replace_status("digits", kept | {"status": {"observedGeneration": 2}}).accepted
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"observedGeneration": -1},
+        {"runId": "1", "conditions": [CONDITION | {"type": "Stalled", "status": "True"}]},
+        {"runId": "0", "trainingStartTime": "2026-01-31T12:00:00Z"},
+    ],
+    ids=["not looked at", "stalled", "an earlier run trained"],
+)
+def test_until_its_workers_train_everything_of_a_job_may_change(
+    jobs: Jobs, said: dict[str, Any]
+) -> None:
+    """One commit corrects a wrong manifest at every site, whatever each has made of it."""
+    assert jobs.create(document(), dry_run=False).accepted
+    kept = jobs.get("digits")
+    assert jobs.replace_status("digits", kept | {"status": said}, dry_run=False).accepted
+    kept = jobs.get("digits")
+    everything = {
+        "spec.trainer.seed": 7, "spec.exchange.codec": "int8", "spec.tls.mode": "Disabled",
+        "spec.sites.0.name": "elsewhere",
+    }  # fmt: skip
+    same_run = jobs.replace("digits", changed(kept, everything))
+    other_run = jobs.replace("digits", changed(kept, everything | {"spec.runId": "2"}))
+    jobs.delete("digits")
+    assert same_run.accepted, same_run.message
+    assert other_run.accepted, other_run.message
+
+
 def test_every_rule_about_changes_is_broken_by_some_change() -> None:
-    broken = {"runId may change only after the job has succeeded or failed"}
+    broken = {"once its workers train, runId may change only after the job has succeeded or failed"}
     for change in CHANGES:
         old, new = change.values
         pair = (load_job(changed(d, {"metadata.name": "same"})) for d in (old, new))  # type: ignore[arg-type]

@@ -11,10 +11,12 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.document import to_document
+from dlion_api.endings import EndReport
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator import children
 from dlion_operator.absences import missing
+from dlion_operator.corrections import manifest_digest
 from dlion_operator.decide import decide
 from dlion_operator.decisions import Apply, Decision
 from dlion_operator.delays import unready_keepers
@@ -131,6 +133,8 @@ class World:
             made["metadata"] |= {
                 "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)
             }  # fmt: skip
+            digest = manifest_digest(self.document)
+            made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             made["status"] = {"startTime": stamp(self.now)}
             self.jobs[group.name] = made
             for index in range(group.workers):
@@ -178,14 +182,16 @@ class World:
         total = job["spec"]["completions"]
         lost = len(failed.split(",")) if failed else 0
         kind = "Failed" if lost else "Complete"
+        good = [str(index) for index in range(total) if str(index) not in failed.split(",")]
         job["status"] |= {
             "succeeded": total - lost,
+            "completedIndexes": ",".join(good),
             "failedIndexes": failed,
             "conditions": [{"type": kind, "status": "True", "lastTransitionTime": stamp(self.now)}],
         }
         for index in range(total):
             bad = str(index) in failed.split(",")
-            self.fail(group, index, exit_code) if bad else self._succeed(group, index)
+            self.fail(group, index, exit_code) if bad else self.succeed(group, index)
 
     def fail(self, group: str, index: int, exit_code: int, message: str = "") -> None:
         """That pod's trainer has ended with that code."""
@@ -195,8 +201,18 @@ class World:
             "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
         }
 
-    def _succeed(self, group: str, index: int) -> None:
-        self.pods[f"{group}-{index}"]["status"] = {"phase": "Succeeded"}
+    def succeed(self, group: str, index: int, report: EndReport | None = None) -> None:
+        """That pod's trainer has ended in order, and left that report."""
+        ended = {"exitCode": 0, "message": report.to_json() if report else ""}
+        self.pods[f"{group}-{index}"]["status"] = {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
+        }
+
+    def restart(self) -> None:
+        """Another operator looks from now on: it has heard nothing yet."""
+        self.run = None
+        self._missing, self._leaving, self._unready = Sightings(), Sightings(), Sightings()
 
     def wait_for(self, group: str, index: int, reason: str, message: str = "") -> None:
         """That pod's trainer cannot start."""

@@ -46,13 +46,15 @@ def parse(
     source: str = "",
     lines: Mapping[str, int] | None = None,
     root: str = "",
+    unknown: list[Problem] | None = None,
 ) -> T:
     """The object that the document describes, with defaults filled in.
 
-    `root` is the path of the document itself within a larger one. Raises `SpecError` with every
+    `root` is the path of the document itself within a larger one. `unknown` takes fields that the
+    shape does not have; None: each is a problem. Raises `SpecError` with every
     problem, each with its path, value, what is allowed and the line where `lines` knows it.
     """
-    reader = _Reader(lines or {})
+    reader = _Reader(lines or {}, unknown=unknown)
     value = reader.read(shape_of(cls), document, root)
     if reader.problems:
         raise SpecError(reader.reported(), source=source)
@@ -83,6 +85,7 @@ _WRONG = object()
 class _Reader:
     lines: Mapping[str, int]
     problems: list[Problem] = field(default_factory=list)
+    unknown: list[Problem] | None = None
 
     def reported(self) -> list[Problem]:
         """The problems in the order of the text, as far as lines are known."""
@@ -93,17 +96,22 @@ class _Reader:
         return problems
 
     def note(self, path: str, fault: FaultError) -> object:
-        self.problems.append(
-            Problem(
-                path=path or "(document)",
-                message=fault.message,
-                value=fault.value,
-                allowed=fault.allowed,
-                advice=fault.advice,
-                line=line_of(path, self.lines),
-            )
-        )
+        self.problems.append(self._problem(path, fault))
         return _WRONG
+
+    def _problem(self, path: str, fault: FaultError) -> Problem:
+        return Problem(
+            path=path or "(document)",
+            message=fault.message,
+            value=fault.value,
+            allowed=fault.allowed,
+            advice=fault.advice,
+            line=line_of(path, self.lines),
+        )
+
+    def _note_unknown(self, path: str, fault: FaultError) -> None:
+        known = self.problems if self.unknown is None else self.unknown
+        known.append(self._problem(path, fault))
 
     def read(self, shape: Shape, value: object, path: str) -> Any:
         """The value as the shape has it, or a stand-in for what could not be read."""
@@ -168,7 +176,7 @@ class _Reader:
         before = len(self.problems)
         for name in given:
             if shape.field(name) is None and name not in shape.ignored:
-                self.note(_join(path, name), _unknown(shape, name))
+                self._note_unknown(_join(path, name), _unknown(shape, name))
         read = {f.attribute: self._field(f, given.get(f.name), path) for f in shape.fields}
         if len(self.problems) == before:
             made = shape.cls(**read)

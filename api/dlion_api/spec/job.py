@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, TransitionRule, parse, setting, to_document
+from dlion_api.errors import Problem
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import ranks
 from dlion_api.spec.bounds import (
@@ -38,7 +39,7 @@ from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import WORKERS_CEL, Site, workers_of
 from dlion_api.spec.topologies import TOPOLOGY_RULES
 from dlion_api.spec.trainer import Trainer
-from dlion_api.spec.transitions import JOB_TRANSITIONS, SPEC_TRANSITIONS
+from dlion_api.spec.transitions import JOB_TRANSITIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,8 @@ class Spec:
     """What is to be trained, where, and how."""
 
     run_id: str = setting(
-        "names this run of the job, the same at every site; may change only after the job has"
-        " succeeded or failed, which starts a new run.",
+        "names this run of the job, the same at every site; once its workers train it may change only"
+        " after the job has succeeded or failed, which starts a new run.",
         default="1",
         min_length=1,
         pattern=LABEL,
@@ -222,7 +223,6 @@ class Spec:
         ),
         *TOPOLOGY_RULES,
     )
-    transitions: ClassVar[tuple[TransitionRule, ...]] = SPEC_TRANSITIONS
 
     @property
     def data_fraction(self) -> float:
@@ -345,6 +345,16 @@ def _has_whole_mean(spec: Spec) -> bool:
     return is_whole and is_mean
 
 
-def load_job(document: object, *, source: str = "", lines: Mapping[str, int] | None = None) -> Job:
-    """The job that a manifest describes. Raises `SpecError` with everything that is wrong in it."""
-    return parse(Job, document, source=source, lines=lines)
+def load_job(
+    document: object,
+    *,
+    source: str = "",
+    lines: Mapping[str, int] | None = None,
+    unknown: list[Problem] | None = None,
+) -> Job:
+    """The job that a manifest describes. Raises `SpecError` with everything that is wrong in it.
+
+    `unknown`: takes the fields that this version does not know, which are then no error: an API
+    server with a newer CRD fills them in.
+    """
+    return parse(Job, document, source=source, lines=lines, unknown=unknown)

@@ -126,6 +126,14 @@ class Status:
     state: str = setting("one word, for the column; derived.", default="", max_length=SHORT)
     run_id: str = setting("the run that this was said of.", default="", max_length=RUN_ID_LENGTH)
     spec_hash: str = setting("hash of this site's manifest.", default="", max_length=HASH_LENGTH)
+    training_start_time: str | None = setting(
+        "when this site's workers were first seen to train in this run; until then every field of"
+        " the spec may change, and from then on most may not.",
+        default=None,
+        pattern=TIME_PATTERN,
+        pattern_words=TIME_WORDS,
+        max_length=SHORT,
+    )
     conditions: tuple[Condition, ...] = setting(
         "what holds of the job.", default=(), key="type", max_items=32
     )

@@ -22,13 +22,16 @@ PAGE = ROOT / "docs/conditions.md"
 
 UNSEEN = "new or changed, and not looked at yet"
 STARTING = "pods start, or workers wait for peers"
-STUCK = "pods cannot start for a minute, or run and do not join, or join and do not begin, for five"
+STUCK = (
+    "the manifest or an object of the run is refused, or pods cannot start for a minute, or do not"
+    " join or begin for five"
+)
 TRAINING = "trains"
 DEGRADED = "trains without some workers"
 SUSPENDED = "suspended"
 NOT_SELECTED = "not for this site"
-SUCCEEDED = "trained to its end"
-FAILED = "failed for good"
+SUCCEEDED = "met its stop rule, and the model holds every wanted replica"
+FAILED = "ended otherwise"
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def _no_image() -> Document:
 
 
 def _forbidden() -> Document:
-    return _kept(World(dlion_job()), refused=Refusal("403 exceeded quota", forbidden=True))
+    return _kept(World(dlion_job()), refused=Refusal("403 exceeded quota", 403))
 
 
 def _upkeep_fails() -> Document:
@@ -235,10 +238,22 @@ def _succeeded() -> Document:
     return _kept(world)
 
 
-def _succeeded_without_one() -> Document:
+def _partial() -> Document:
     world = _training({"small": 3})
     world.end("small", failed="1", exit_code=67)
     return _kept(world)
+
+
+def _ended_early() -> Document:
+    world = _training()
+    world.end("small")
+    world.run = RunView(open_s=99.0, training=True, stop_reason="stopped by somebody")
+    return _kept(world)
+
+
+def _policy_denies() -> Document:
+    words = "422 ValidatingAdmissionPolicy 'owner' with binding 'owner' denied request: no label"
+    return _kept(World(dlion_job()), refused=Refusal(words, 422))
 
 
 def _invalid() -> Document:
@@ -274,11 +289,19 @@ def _too_late() -> Document:
 _MAKERS: dict[str, tuple[Callable[[], Document], ...]] = {
     UNSEEN: (_fresh, _changed_while_training, _run_again),
     STARTING: (_first_look, _pods_run, _waits_for_peers, _below_quorum, _queued),
-    STUCK: (_no_pods, _no_image, _does_not_join, _forbidden, _upkeep_fails),
+    STUCK: (
+        _no_pods,
+        _no_image,
+        _does_not_join,
+        _forbidden,
+        _policy_denies,
+        _invalid,
+        _upkeep_fails,
+    ),
     TRAINING: (_trains, _ends),
     DEGRADED: (_lost_a_worker, _lost_a_site, _lost_its_keeper),
     SUSPENDED: (_suspended_from_the_start, _suspended_while_training),
     NOT_SELECTED: (_not_selected,),
-    SUCCEEDED: (_succeeded, _succeeded_without_one),
-    FAILED: (_invalid, _program_failed, _model_lost, _too_late),
+    SUCCEEDED: (_succeeded,),
+    FAILED: (_program_failed, _partial, _ended_early, _model_lost, _too_late),
 }

@@ -82,14 +82,14 @@ def test_each_refusal_has_its_words(
 
 def test_a_refused_field_is_named_without_its_echo() -> None:
     causes = [
-        {"field": "spec.trainer", "message": 'Invalid value: "object": trainer may change only '
-         "together with runId"},
+        {"field": "spec.trainer", "message": 'Invalid value: "object": once its workers '
+         "train, trainer may change only together with runId"},
         {"field": "spec.minSites", "message": "Invalid value: 65: must be at most 64"},
     ]  # fmt: skip
     error = refusal(422, answer("x", causes=causes), context="c")
     assert isinstance(error, SpecError)
     first, second = error.problems
-    assert first.message == "trainer may change only together with runId"
+    assert first.message == "once its workers train, trainer may change only together with runId"
     assert "--set runId=" in first.advice
     assert (second.path, second.message) == ("spec.minSites", "must be at most 64")
 

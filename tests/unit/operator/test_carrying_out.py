@@ -345,8 +345,9 @@ def test_a_job_is_tried_before_anything_is_made() -> None:
     site.cluster.refuse = refuse
     site.look()
     assert site.cluster.writes() == [("patch", "status")]
-    failed = {c["type"]: (c["status"], c["message"]) for c in site.status()["conditions"]}
-    assert failed["Failed"] == ("True", "422 tolerations: Invalid value")
+    found = {c["type"]: (c["status"], c["message"]) for c in site.status()["conditions"]}
+    assert found["Stalled"] == ("True", "422 tolerations: Invalid value")
+    assert found["Failed"][0] == "False"
 
 
 def test_a_quota_that_is_full_is_tried_again() -> None:
@@ -357,10 +358,20 @@ def test_a_quota_that_is_full_is_tried_again() -> None:
             raise RefusedError("403 exceeded quota", 403)
 
     site.cluster.refuse = refuse
-    again_s = site.look()
-    assert again_s == pytest.approx(60.0)
+    tried_s = []
+    for time_s in range(0, 2000, 10):
+        site.time_s = float(time_s)
+        assert site.look() is not None
+        if ("dry run", "Job") in site.cluster.requests:
+            tried_s.append(time_s)
+    assert tried_s == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
     assert site.status()["state"] == "Pending"
     site.cluster.refuse = lambda _verb, _document: None
+    site.look()
+    assert ("create", "Job") not in site.cluster.writes()
+    (labelled,) = [d for (k, _), d in site.cluster.objects.items() if k is Kind.DLION_JOB]
+    labelled["metadata"]["labels"] = {"owner": "somebody"}  # no change of its generation
+    site.change(labelled)
     site.look()
     assert ("create", "Job") in site.cluster.writes()
 
@@ -376,11 +387,12 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
             raise RefusedError("403 exceeded quota: small", 403)
 
     site.cluster.refuse = refuse
-    assert site.look() == pytest.approx(60.0)
+    assert site.look() == pytest.approx(10.0)
     assert ("create", "Job") not in site.cluster.writes()
     stalled = {c["type"]: (c["status"], c["reason"], c["message"]) for c in conditions(site)}
     assert stalled["Stalled"] == ("True", "Forbidden", "403 exceeded quota: small")
     site.cluster.refuse = lambda _verb, _document: None
+    site.time_s += 10.0
     site.look()
     assert ("create", "Job") in site.cluster.writes()
     site.look()
@@ -395,7 +407,7 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
 
 
 @pytest.mark.parametrize("kind", [Kind.CONFIG_MAP, Kind.SERVICE, Kind.DEPLOYMENT])
-def test_what_cannot_be_made_as_it_is_asked_for_fails_the_job(kind: Kind) -> None:
+def test_what_cannot_be_made_as_it_is_asked_for_ends_no_run(kind: Kind) -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, document: Document) -> None:
@@ -405,8 +417,9 @@ def test_what_cannot_be_made_as_it_is_asked_for_fails_the_job(kind: Kind) -> Non
     site.cluster.refuse = refuse
     site.look()
     assert ("create", "Job") not in site.cluster.writes()
-    failed = {c["type"]: (c["status"], c["reason"]) for c in conditions(site)}
-    assert failed["Failed"] == ("True", "InvalidSpec")
+    found = {c["type"]: (c["status"], c["reason"]) for c in conditions(site)}
+    assert found["Stalled"] == ("True", "InvalidSpec")
+    assert found["Failed"][0] == "False"
 
 
 @pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
@@ -619,7 +632,7 @@ def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
     document["spec"]["sites"] = sites
     site = Site(document)
     site.look()
-    assert site.status()["state"] == "Failed"
+    assert ready(site)[0] == "InvalidSpec"
 
 
 # ---- what leads other sites to workers -----------------------------------------------------------

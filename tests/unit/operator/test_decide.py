@@ -359,14 +359,14 @@ def test_a_job_that_is_being_deleted_is_let_go() -> None:
     assert (decision.actions, decision.status) == ((CloseRun(),), None)
 
 
-def test_a_manifest_that_cannot_be_read_fails_and_says_why() -> None:
+def test_a_manifest_that_cannot_be_read_is_reported_and_ends_nothing() -> None:
     document = dlion_job()
     document["spec"]["trainer"]["optimizer"]["learningRate"] = "fast"
     decision = World(document).look()
     reason, message = ready_reason(decision)
     assert reason == "InvalidSpec"
     assert "spec.trainer.optimizer.learningRate" in message
-    assert truths(decision)["Failed"] == "True"
+    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
 
 
 def test_a_pod_template_must_keep_to_pod_security() -> None:
@@ -389,18 +389,26 @@ def test_a_probe_of_another_host_is_refused_before_its_pods_are() -> None:
     assert "containers[trainer].livenessProbe.httpGet.host must not be set" in message
 
 
-def test_what_the_api_server_refuses_fails_the_job() -> None:
-    refusal = Refusal("422 spec.template.spec.tolerations: Invalid value", forbidden=False)
-    decision = World(dlion_job()).look(refused=refusal)
-    assert ready_reason(decision) == ("InvalidSpec", refusal.message)
-    assert truths(decision)["Failed"] == "True"
+POLICY = "ValidatingAdmissionPolicy 'owner' with binding 'owner' denied request: no label owner"
+WEBHOOK = 'admission webhook "x.example.com" denied the request: no'
 
 
-def test_a_missing_right_or_quota_is_no_failure_for_good() -> None:
-    world = World(dlion_job())
-    decision = world.look(refused=Refusal("403 exceeded quota", forbidden=True))
-    assert ready_reason(decision)[0] == "Forbidden"
-    assert truths(decision)["Failed"] == "False"
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        ("422 spec.template.spec.tolerations: Invalid value", 422, "InvalidSpec"),
+        ("403 exceeded quota", 403, "Forbidden"),
+        (f"422 {POLICY}", 422, "PolicyDenied"),
+        (f"403 {WEBHOOK}", 403, "PolicyDenied"),
+        (f"400 {WEBHOOK}", 400, "PolicyDenied"),
+    ],
+)
+def test_what_the_api_server_refuses_is_named_and_tried_again(
+    message: str, code: int, reason: str
+) -> None:
+    decision = World(dlion_job()).look(refused=Refusal(message, code))
+    assert ready_reason(decision) == (reason, message)
+    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
     assert [a for a in decision.actions if isinstance(a, Create)]
 
 
@@ -485,12 +493,14 @@ def test_a_run_that_has_ended_stays_ended() -> None:
     assert CloseRun() in second.actions
 
 
-def test_a_worker_that_failed_for_good_is_named_in_the_success() -> None:
+def test_a_model_without_a_worker_that_failed_is_partial() -> None:
     world = training({"small": 3})
     world.end("small", failed="1", exit_code=67)
     decision = world.look()
-    assert truths(decision)["Succeeded"] == "True"
-    assert "without small-1, which failed" in ready_reason(decision)[1]
+    assert (truths(decision)["Succeeded"], truths(decision)["Failed"]) == ("False", "True")
+    reason, message = ready_reason(decision)
+    assert reason == "Partial"
+    assert message.startswith("the model lacks small-1: failed for good")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,436 @@
+"""A run ends when it is over, and its status says how: the matrix of the operator's decisions.
+
+Proves: what an operator that has just started does not know ends no run; workers scaled away count
+no more; a wrong, newer or corrected manifest ends none; each end has its true reason and progress;
+what other writers put into the status stays. Left out: real API servers and pods (tests/cluster),
+and what trainers report (tests/unit/trainer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_api.endings import EndReport
+from dlion_api.names import Rank, SiteName
+from dlion_api.status import TrainerStatus
+from dlion_operator.cluster import Kind
+from dlion_operator.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
+from dlion_operator.observed import Refusal, RunView
+from operator_world import World, dlion_job, ready_reason, stamp, truths
+
+MET = "maxSteps 100 reached"
+HERE = SiteName("plant-a")
+
+
+def running(groups: dict[str, int] | None = None, **spec: Any) -> World:
+    """Its workers run and have not trained yet."""
+    world = World(dlion_job(groups, **spec))
+    world.look()
+    world.make_jobs()
+    world.look()
+    return world
+
+
+def training(groups: dict[str, int] | None = None, **spec: Any) -> World:
+    world = running(groups, **spec)
+    world.train()
+    assert world.look().status["trainingStartTime"]  # type: ignore[index]
+    world.pass_by(600)
+    return world
+
+
+def fails(world: World, index: int, code: int = 67) -> None:
+    """That worker of group small fails for good; the others train on."""
+    world.jobs["small"]["status"]["failedIndexes"] = str(index)
+    world.fail("small", index, code)
+
+
+def degraded(**spec: Any) -> World:
+    world = training({"small": 2}, **spec)
+    fails(world, 1)
+    world.train(ready=1)
+    assert ready_reason(world.look())[0] == "PeersLost"
+    return world
+
+
+def ends(decision: Decision) -> list[str]:
+    """What of a decision ends a run, or takes its objects away."""
+    stops = [f"stop: {a.reason}" for a in decision.actions if isinstance(a, StopRun)]
+    kinds = [f"delete {a.kind.name}" for a in decision.actions if isinstance(a, Delete)]
+    closed = ["close"] if CloseRun() in decision.actions else []
+    over = []
+    if decision.status is not None:
+        over = [t for t in ("Succeeded", "Failed") if truths(decision)[t] == "True"]
+    return [*stops, *kinds, *closed, *over]
+
+
+def scale(world: World, count: int) -> None:
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = count
+    world.document["metadata"]["generation"] += 1
+
+
+# ---- the matrix: what happens to a run x how it stands
+
+
+def healthy() -> World:
+    return training({"small": 2})
+
+
+def suspended() -> World:
+    world = training({"small": 2})
+    world.document["spec"]["suspend"] = True
+    world.look()
+    world.jobs["small"]["spec"]["suspend"] = True
+    world.pods = {k: v for k, v in world.pods.items() if k == "keeper"}
+    world.run = None
+    return world
+
+
+def waiting() -> World:
+    return running({"small": 2})
+
+
+def ending() -> World:
+    world = training({"small": 2})
+    world.run = RunView(open_s=3600.0, ready={HERE: 2}, training=True, stop_reason=MET)
+    world.look()
+    return world
+
+
+def restart(world: World) -> None:
+    world.restart()
+
+
+def scale_down(world: World) -> None:
+    scale(world, 1)
+
+
+def scale_up(world: World) -> None:
+    scale(world, 3)
+
+
+def newer_crd(world: World) -> None:
+    world.document["spec"]["exchange"]["robustness"] = "clip"
+    world.document["spec"]["later"] = {"a": 1}
+
+
+def unreadable_manifest(world: World) -> None:
+    world.document["spec"]["tls"]["mode"] = "OfALaterVersion"
+
+
+def policy_denies(world: World) -> None:
+    world.document["spec"]["podTemplate"] = {"spec": {"hostNetwork": True}}
+
+
+def clock_ahead(world: World) -> None:
+    """The controllers' clock is two hours behind the API server's, and a deadline of one is set."""
+    world.document["spec"]["activeDeadlineSeconds"] = 3600
+    for job in world.jobs.values():
+        job["status"]["startTime"] = "2026-01-31T10:00:00Z"
+
+
+@pytest.mark.parametrize("state", [healthy, degraded, suspended, waiting, ending])
+@pytest.mark.parametrize(
+    "event",
+    [restart, scale_down, scale_up, newer_crd, unreadable_manifest, policy_denies, clock_ahead],
+)
+def test_no_run_ends_by_what_is_no_end(state: Any, event: Any) -> None:
+    world = state()
+    event(world)
+    for _ in range(3):  # at once, and once an operator has looked around
+        assert not [each for each in ends(world.look()) if each not in ALLOWED[state.__name__]]
+        world.pass_by(10)
+
+
+ALLOWED = {
+    "healthy": (), "degraded": (), "waiting": (), "ending": (), "suspended": ("close",),
+}  # fmt: skip
+"""A suspended run whose pods are gone is served no more."""
+
+
+# ---- an operator that has just started
+
+
+def test_a_degraded_run_goes_on_when_the_operator_restarts() -> None:
+    world = degraded()
+    world.restart()
+    assert ends(world.look()) == []
+    world.run = RunView(open_s=0.5)  # nobody has called yet
+    assert ends(world.look()) == []
+    world.run = RunView(open_s=600.0, ready={HERE: 1}, training=True)
+    decision = world.look()
+    assert ends(decision) == []
+    assert ready_reason(decision)[0] == "PeersLost"
+
+
+def test_a_status_without_a_start_time_tells_of_training_by_its_progress() -> None:
+    """As an operator of an earlier version has left it."""
+    world = degraded()
+    del world.document["status"]["trainingStartTime"]
+    world.document["status"]["trainerStatus"] = {"progressPercentage": 12}
+    world.run = RunView(open_s=600.0)
+    assert ends(world.look()) == []
+
+
+def test_a_run_that_never_trained_and_lost_a_worker_fails_once_all_have_been_heard() -> None:
+    world = running({"small": 2})
+    fails(world, 1)
+    world.pass_by(600)
+    world.run = RunView(open_s=1.0)
+    assert ends(world.look()) == []
+    world.run = RunView(open_s=60.0)
+    decision = world.look()
+    assert (truths(decision)["Failed"], ready_reason(decision)[0]) == ("True", "ProgramFailed")
+
+
+def test_the_start_of_training_is_kept_for_its_run_alone() -> None:
+    world = training()
+    started = world.document["status"]["trainingStartTime"]
+    world.restart()
+    world.pass_by(600)
+    world.run = RunView(open_s=600.0, ready={HERE: 2}, training=True)
+    assert world.look().status["trainingStartTime"] == started  # type: ignore[index]
+    world.end("small")
+    world.look()
+    world.document["spec"]["runId"] = "2"
+    world.run = None
+    decision = world.look()
+    assert decision.status is not None
+    assert "trainingStartTime" not in decision.status
+
+
+# ---- scaling
+
+
+def test_scaling_away_a_failed_worker_ends_no_run() -> None:
+    world = degraded()
+    scale(world, 1)
+    decision = world.look()
+    assert ends(decision) == []
+    assert ready_reason(decision)[0] == "Training"
+    world.jobs["small"]["spec"] |= {"completions": 1, "parallelism": 1}
+    world.jobs["small"]["status"] |= {
+        "completedIndexes": "0",
+        "conditions": [
+            {"type": "Complete", "status": "True", "lastTransitionTime": stamp(world.now)}
+        ],
+    }
+    world.succeed("small", 0, EndReport(MET, 100, (Rank(0),)))
+    decision = world.look()
+    assert ready_reason(decision) == ("Completed", MET)
+
+
+def test_a_run_whose_wanted_workers_all_failed_is_over() -> None:
+    world = degraded()
+    world.jobs["small"]["status"]["failedIndexes"] = "0,1"
+    assert ends(world.look()) == ["stop: small-0, small-1 failed for good, and no worker is left"]
+
+
+# ---- the manifest
+
+
+def test_a_field_of_a_newer_crd_is_named_and_ignored() -> None:
+    world = training()
+    newer_crd(world)
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert reason == "Training"
+    assert "spec.later, spec.exchange.robustness" in message
+    assert "upgrade the operator" in message
+    assert any(isinstance(action, OpenRun) for action in decision.actions)
+
+
+def test_a_fresh_job_with_a_field_of_a_newer_crd_begins() -> None:
+    world = World(dlion_job())
+    newer_crd(world)
+    assert [a for a in world.look().actions if isinstance(a, Create)]
+
+
+def test_an_unreadable_manifest_says_that_its_run_goes_on() -> None:
+    world = training()
+    unreadable_manifest(world)
+    decision = world.look()
+    assert ends(decision) == []
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert message.startswith("run 1 goes on; this operator cannot read the manifest")
+    assert world.document["status"]["trainingStartTime"]
+
+
+def test_an_unreadable_manifest_takes_nothing_from_a_run_that_has_ended() -> None:
+    world = training()
+    world.end("small")
+    world.look()
+    before = dict(world.document["status"])
+    unreadable_manifest(world)
+    world.look()
+    assert world.document["status"] == before
+
+
+def test_a_manifest_corrected_before_training_makes_its_objects_again() -> None:
+    world = running()
+    world.run = RunView(open_s=600.0)
+    world.document["spec"]["trainer"]["image"] = "trainer:2"
+    decision = world.look()
+    deleted = {action.kind for action in decision.actions if isinstance(action, Delete)}
+    assert deleted == {Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE}
+    assert CloseRun() in decision.actions
+    assert truths(decision)["Failed"] == "False"
+    world.jobs.clear()
+    world.pods.clear()
+    decision = world.look()
+    (job,) = [a.document for a in decision.actions if isinstance(a, Create)
+              and a.document["kind"] == "Job"]  # fmt: skip
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    assert trainer["image"] == "trainer:2"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"suspend": False}, {"activeDeadlineSeconds": 60}, {"checkpoint": {"everySeconds": 9}}],
+    ids=str,
+)
+def test_what_acts_on_a_run_as_it_is_makes_nothing_again(change: dict[str, Any]) -> None:
+    world = running()
+    world.run = RunView(open_s=600.0)
+    world.document["spec"] |= change
+    assert ends(world.look()) == []
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_once_workers_train_a_changed_manifest_makes_nothing_again(knows: bool) -> None:
+    world = training()
+    if not knows:
+        world.restart()
+    world.document["spec"]["podTemplate"] = {"metadata": {"labels": {"a": "b"}}}
+    assert ends(world.look()) == []
+
+
+def test_a_wrong_manifest_is_corrected_under_the_same_run() -> None:
+    world = World(dlion_job(podTemplate={"spec": {"hostNetwork": True}}))
+    assert ready_reason(world.look())[0] == "InvalidSpec"
+    del world.document["spec"]["podTemplate"]
+    decision = world.look()
+    assert ready_reason(decision)[0] == "WorkersStarting"
+    assert [a for a in decision.actions if isinstance(a, Create)]
+
+
+def test_a_refused_job_of_one_group_stops_no_other() -> None:
+    world = training({"small": 2, "large": 1})
+    del world.jobs["large"]
+    denied = Refusal("422 ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no", 422)
+    decision = world.look(refused=denied)
+    assert ends(decision) == []
+    assert truths(decision)["Ready"] == "True"
+    assert denied.message in ready_reason(decision)[1]
+
+
+# ---- how a run ended
+
+
+def ended(world: World, *reports: EndReport | None, failed: str = "") -> Decision:
+    world.end("small", failed=failed, exit_code=67)
+    for index, report in enumerate(reports):
+        if str(index) not in failed.split(","):
+            world.succeed("small", index, report)
+    return world.look()
+
+
+def test_a_later_operator_reads_from_the_pods_how_a_run_ended() -> None:
+    world = training({"small": 2})
+    world.restart()
+    saved = EndReport(MET, 100, (Rank(0), Rank(1)))
+    decision = ended(world, saved, EndReport(MET, 100))
+    assert ready_reason(decision) == ("Completed", MET)
+    assert decision.status is not None
+    assert decision.status["trainerStatus"]["progressPercentage"] == 100
+    assert (decision.status["readySites"], decision.status["readyWorkers"]) == ("1/1", "2/2")
+
+
+def test_a_worker_that_came_back_at_the_end_hides_no_stop_rule() -> None:
+    world = training({"small": 2})
+    late = EndReport("a worker has finished", 99)
+    assert ready_reason(ended(world, late, EndReport(MET, 100, (Rank(0), Rank(1)))))[1] == MET
+
+
+def test_a_run_that_was_stopped_before_its_stop_rule_ended_early() -> None:
+    world = training({"small": 2})
+    world.run = RunView(
+        open_s=3600.0,
+        ready={HERE: 2},
+        training=True,
+        trainer_status=TrainerStatus(progress_percentage=12),
+    )
+    world.look()
+    why = "it is over at plant-b: 1 sites are left (minSites 2)"
+    decision = ended(world, EndReport(why, 12, (Rank(0), Rank(1))), EndReport(why, 12))
+    assert (truths(decision)["Succeeded"], truths(decision)["Failed"]) == ("False", "True")
+    early = f"ended at iteration 12 (12 %), before its stop rule was met: {why}"
+    assert ready_reason(decision) == ("EndedEarly", early)
+    assert decision.status is not None
+    assert decision.status["trainerStatus"]["progressPercentage"] == 12
+
+
+def test_a_model_without_a_replica_that_was_not_reached_is_partial() -> None:
+    world = training({"small": 3})
+    saved = EndReport(MET, 100, (Rank(0), Rank(2)), missing=(Rank(1),))
+    decision = ended(world, saved, EndReport(MET, 100), EndReport(MET, 100))
+    lacks = "the model lacks plant-a/small-1: not reached at the end"
+    assert ready_reason(decision) == ("Partial", f"{lacks}; {MET}")
+    assert decision.status is not None
+    assert decision.status["trainerStatus"]["progressPercentage"] == 100
+
+
+def test_a_replica_that_was_scaled_away_is_no_shortfall() -> None:
+    world = training({"small": 2})
+    scale(world, 1)
+    world.jobs["small"]["spec"] |= {"completions": 1, "parallelism": 1}
+    world.end("small")
+    world.succeed("small", 0, EndReport(MET, 100, (Rank(0),), missing=(Rank(1),)))
+    assert ready_reason(world.look()) == ("Completed", MET)
+
+
+def test_an_end_of_which_nothing_is_known_claims_no_progress() -> None:
+    world = training({"small": 2})
+    world.document["status"]["trainerStatus"] = {"progressPercentage": 40}
+    world.restart()
+    decision = ended(world, None, None)
+    assert ready_reason(decision) == ("Completed", "2 workers ended well")
+    assert decision.status is not None
+    assert decision.status["trainerStatus"] == {"progressPercentage": 40}
+
+
+@pytest.mark.parametrize("failed", ["1", ""])
+def test_a_finished_job_shows_its_site(failed: str) -> None:
+    """Though its workers had left before the operator heard why."""
+    world = training({"small": 2})
+    world.run = RunView(open_s=3600.0, training=True)
+    world.look()
+    decision = ended(world, EndReport(MET, 100), EndReport(MET, 100), failed=failed)
+    assert decision.status is not None
+    assert decision.status["readySites"] == "1/1"
+
+
+# ---- what others write
+
+
+def test_conditions_of_other_controllers_stay() -> None:
+    world = training()
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Yes"}
+    world.document["status"]["conditions"].append(theirs)
+    world.train(ready=1)
+    world.look()
+    assert theirs in world.document["status"]["conditions"]
+    world.end("small")
+    world.look()
+    world.look()
+    assert theirs in world.document["status"]["conditions"]
+
+
+def test_status_fields_of_a_newer_operator_stay_while_their_run_lasts() -> None:
+    world = training()
+    world.document["status"]["later"] = {"a": 1}
+    world.train(ready=1)
+    assert world.look().status["later"] == {"a": 1}  # type: ignore[index]
