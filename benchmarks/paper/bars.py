@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from published import BASELINES, FORMS, Comparison
+from published import BASELINES, FORMS, WITHDRAWN, Comparison
 
 Document = Mapping[str, Any]
 Results = Mapping[str, tuple[Comparison, Document]]
@@ -92,18 +92,23 @@ def _least(part: str, what: str, value: float | None, least: float, form: str = 
 def _systems(results: Results) -> Iterator[Verdict]:
     """As published: the largest speed-up in any environment, over the best and over each.
 
-    Below the bar it is judged once all environments are there.
+    Below the bar it is judged once all environments are there. Never judged over a column that is
+    withdrawn, nor over the best where such a column is one of those compared.
     """
     ((comparison, document),) = results.values()
     there, of = len(environments(document)), len(comparison.environments)
     for others, name in ((BASELINES, "the best"), *(((one,), one) for one in BASELINES)):
+        what = f"largest speed-up of dlion, either form, over {name}"
+        if any(comparison.is_withdrawn(other) for other in others):
+            why = f"**withdrawn**: {WITHDRAWN}"
+            yield Verdict("systems", what, "≥ 2", None, met=None, why=why)
+            continue
         ratios = [
             ratio
             for environment in environments(document)
             for form in FORMS
             if (ratio := speed_up(document, environment, form, others)) is not None
         ]
-        what = f"largest speed-up of dlion, either form, over {name}"
         value, bound = max(ratios, default=(None, False))
         met = None if value is None else value >= 2
         if met is False and there < of:

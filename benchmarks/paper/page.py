@@ -19,7 +19,7 @@ from bars import (
     row_of,
     speed_up,
 )
-from published import BASELINES, FORMS, WEIGHTED, Comparison
+from published import BASELINES, FORMS, WEIGHTED, WITHDRAWN, Comparison
 
 from dlion_worker.results.comparison import Goal
 from dlion_worker.results.report.comparison_picture import write_comparison
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 
 NOT_KNOWN = "-"
 NAME = "paper"
+WITHDRAWN_ALL = (
+    "**Withdrawn: every comparison with `ako`, and every one with the best of several systems of"
+    f" which `ako` is one. {WITHDRAWN[0].upper()}{WITHDRAWN[1:]}; see"
+    " [docs/benchmarks.md](benchmarks.md#withdrawn-what-was-claimed-over-ako). The rows and the"
+    " pictures still show `ako` as it ran.**"
+)
+OVER_BEST_WITHDRAWN = "Over the best: withdrawn, as `ako` is one of those compared."
+WITHDRAWN_HERE = (
+    f"**Withdrawn: {WITHDRAWN}; see"
+    " [docs/benchmarks.md](benchmarks.md#withdrawn-what-was-claimed-over-ako).**"
+)
 
 
 def write_page(
@@ -49,7 +60,10 @@ def write_page(
     (folder / "images").mkdir(parents=True, exist_ok=True)
     name_of_all = f"{NAME}-{edition}" if edition else NAME
     title = "# The published evaluations" + (f", {edition} edition" if edition else "")
-    parts = [title, "", head, "", *_bars(judged)]
+    parts = [title, "", head, ""]
+    if any(_has_withdrawn(comparison) for comparison, _ in results.values()):
+        parts += [WITHDRAWN_ALL, ""]
+    parts += _bars(judged)
     for name, (comparison, document) in results.items():
         own = [piece for piece in pieces if piece.comparison.name == name]
         parts += ["", f"## {name}", "", _facts(comparison, document)]
@@ -67,11 +81,17 @@ def write_page(
                 f"Run at {piece.commit}, {piece.seeds} seeds.",
                 "",
             ]
+            if _has_withdrawn(comparison):
+                parts += [WITHDRAWN_HERE, ""]
             parts += _tables(comparison, document, place)
             parts += ["", f"![{name} in {place}: accuracy, and time to the target]({picture})"]
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
+
+
+def _has_withdrawn(comparison: Comparison) -> bool:
+    return any(comparison.is_withdrawn(column) for column in comparison.columns)
 
 
 def _missing(comparison: Comparison, document: Document) -> list[str]:
@@ -116,7 +136,9 @@ def _tables(comparison: Comparison, document: Document, environment: str) -> lis
         others = [f"{name}{ending}" for name in BASELINES]
         words = f"{environment}, {title}"
         lines += _table(comparison, document, own, held=list(FORMS), title=words)
-        lines += ["", _over_best(document, environment, others), ""]
+        is_withdrawn = any(comparison.is_withdrawn(other) for other in others)
+        over_best = _over_best(document, environment, others)
+        lines += ["", OVER_BEST_WITHDRAWN if is_withdrawn else over_best, ""]
     return lines[:-1]
 
 
@@ -161,8 +183,13 @@ def _table(
         if comparison.part == "selective":
             value = bytes_per_worker(row, comparison)
             cells.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-        cells += [_held(document, row, name) for name in held]
-        lines.append(f"| {row['variant']} | " + " | ".join(cells) + " |")
+        column = row["variant"]
+        if comparison.is_withdrawn(column):
+            cells += ["withdrawn"] * len(held)
+            column += " (momentum 0.9)"
+        else:
+            cells += [_held(document, row, name) for name in held]
+        lines.append(f"| {column} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -31,6 +31,10 @@ FORMS, BASELINES = ("dlion", "dlion-published"), ("full", "ako", "gaia", "hop")
 WEIGHTED = ", weighted"
 """Ends the name of a baseline's column with weighted batches."""
 
+WITHDRAWN = "ako ran with momentum 0.9, although its gradients come late"
+"""Why nothing is held against the columns that `Comparison.is_withdrawn` tells."""
+_NO_MOMENTUM = "trainer.optimizer.momentum=0"
+
 Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
 GRIDS: Grids = {
     "dlion": (0.02, 0.05, 0.1),
@@ -85,6 +89,11 @@ class Comparison:
         """The columns that train at one learning rate: of one exchange policy, or one by itself."""
         policy = re.search(r"exchange\.policy=([\w-]+)", self.columns.get(column, ""))
         return column if column in self.grids or policy is None else policy[1]
+
+    def is_withdrawn(self, column: str) -> bool:
+        """No claim is made over it: its workers wait for nobody, and it trains with momentum."""
+        settings = (*self.settings, *self.columns.get(column, "").split(";"))
+        return "synchronization.mode=asynchronous" in settings and _NO_MOMENTUM not in settings
 
     def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
         """Of `dlion compare`."""

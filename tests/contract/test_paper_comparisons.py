@@ -58,8 +58,11 @@ def document(*rows: dict[str, Any]) -> dict[str, Any]:
     return {"rows": list(rows), "seconds": SECONDS, "targetAccuracy": 0.5}
 
 
-def judged(bars: ModuleType, published: ModuleType, **documents: Any) -> dict[str, Any]:
-    named = {one.name: one for one in published.comparisons()}
+def judged(
+    bars: ModuleType, published: ModuleType, *changed: Any, **documents: Any
+) -> dict[str, Any]:
+    """Verdicts by what they are on; `changed` comparisons stand for the published of that name."""
+    named = {one.name: one for one in (*published.comparisons(), *changed)}
     results = {
         name.replace("_", "-"): (named[name.replace("_", "-")], own)
         for name, own in documents.items()
@@ -172,6 +175,55 @@ def test_the_published_environments_and_systems_are_all_there(published: ModuleT
             assert "batching.policy=weighted" in one.columns[f"{name}, weighted"]
 
 
+def without_momentum(systems: Any) -> Any:
+    """The comparison whose asynchronous columns train without momentum: nothing is withdrawn."""
+    plain = ";trainer.optimizer.momentum=0"
+    columns = {
+        name: settings + plain if "=asynchronous" in settings else settings
+        for name, settings in systems.columns.items()
+    }
+    return replace(systems, columns=columns)
+
+
+def test_nothing_is_claimed_over_a_system_that_waits_for_nobody_and_has_momentum(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    systems = published.comparisons()[0]
+    withdrawn = [name for name in systems.columns if systems.is_withdrawn(name)]
+    assert withdrawn == ["ako", "ako, weighted"]
+    for corrected in (
+        without_momentum(systems),
+        replace(systems, settings=("trainer.optimizer.momentum=0",)),
+    ):
+        assert not any(map(corrected.is_withdrawn, corrected.columns))
+    times = {"dlion": 50.0, "dlion-published": 40.0, "full": 100.0, "ako": 800.0}
+    times |= {"gaia": 100.0, "hop": 300.0}
+    rows = [row("homo-b", name, time_to_target_s=time_s) for name, time_s in times.items()]
+    found = judged(bars, published, systems=document(*rows))
+    for name in ("the best", "ako"):
+        one = found[f"largest speed-up of dlion, either form, over {name}"]
+        assert (one.value, one.met) == (None, None)
+        assert one.why.startswith("**withdrawn**")
+    assert found["largest speed-up of dlion, either form, over hop"].met is True
+
+
+def test_the_page_says_what_is_withdrawn() -> None:
+    page = (PAPER.parents[1] / "docs" / "paper-reduced.md").read_text()
+    start, *tables = page.split("\n### ")
+    assert "**Withdrawn: every comparison with `ako`" in start
+    rows = [line for line in start.splitlines() if line.endswith("late |")]
+    assert [line.split(" | ")[1].rsplit(" ", 1)[1] for line in rows] == ["best", "ako"]
+    with_ako = [table for table in tables if "| ako" in table]
+    assert len(with_ako) == 8 + 3 + 1
+    for table in with_ako:
+        assert "**Withdrawn: ako ran with momentum 0.9" in table
+        assert table.count("Over the best: withdrawn") == 2
+        rows = [line for line in table.splitlines() if line.startswith("| ako")]
+        assert len(rows) == 2
+        assert all(line.endswith("| withdrawn | withdrawn |") for line in rows)
+    assert "times as soon" not in page
+
+
 def test_a_speed_up_is_over_the_soonest_of_those_as_published(
     bars: ModuleType, published: ModuleType
 ) -> None:
@@ -179,7 +231,8 @@ def test_a_speed_up_is_over_the_soonest_of_those_as_published(
     rows = [row("homo-b", name, time_to_target_s=time_s) for name, time_s in times.items()]
     rows.append(row("homo-b", "gaia"))  # never
     rows.append(row("homo-b", "full, weighted", time_to_target_s=1.0))
-    found = judged(bars, published, systems=document(*rows))
+    systems = without_momentum(published.comparisons()[0])
+    found = judged(bars, published, systems, systems=document(*rows))
     best = found["largest speed-up of dlion, either form, over the best"]
     assert (best.value, best.met, best.at_least) == (2.0, True, False)
     gaia = found["largest speed-up of dlion, either form, over gaia"]
@@ -197,13 +250,14 @@ def test_a_speed_up_below_the_bar_is_judged_once_all_environments_are_there(
             row(place, name, time_to_target_s=s) for place in places for name, s in times.items()
         ]
 
-    few = judged(bars, published, systems=document(*rows("homo-a", "homo-b")))
+    systems = without_momentum(published.comparisons()[0])
+    few = judged(bars, published, systems, systems=document(*rows("homo-a", "homo-b")))
     full, ako = (
         few[f"largest speed-up of dlion, either form, over {one}"] for one in ("full", "ako")
     )
     assert (full.met, full.why) == (True, "")
     assert (ako.met, ako.why) == (None, "2 of 8 places")
-    every = judged(bars, published, systems=document(*rows(*published.PUBLISHED)))
+    every = judged(bars, published, systems, systems=document(*rows(*published.PUBLISHED)))
     assert every["largest speed-up of dlion, either form, over ako"].met is False
 
 
