@@ -29,7 +29,7 @@ INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 
 SPEC_HASH_ANNOTATION: Final = f"{GROUP}/spec-hash"
 MANIFEST_ANNOTATION: Final = f"{GROUP}/manifest-digest"
-"""Of the manifest that a Job was made from; changes of it before training make the run's objects again."""
+"""Of the manifest that a Job was made from (`dlion_operator.corrections`)."""
 WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
 """How many workers a Job was made with: ranks stand for a whole run, whatever is scaled."""
 ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"

@@ -23,7 +23,7 @@ import pytest
 from dlion_cli.__main__ import main
 from fault_proxy import FaultProxy
 from gitops.agreement import agree
-from gitops.documents import FAILED, NOT_SELECTED, STARTING, STUCK, SUSPENDED, UNSEEN
+from gitops.documents import NOT_SELECTED, STARTING, STUCK, SUSPENDED, UNSEEN
 from manifest_table import changed, smallest
 from operator_process import OperatorProcess
 from podless_jobs import place, workers
@@ -159,14 +159,14 @@ def test_what_the_api_server_refuses_is_said_in_the_status(
     document = manifest()
     document["spec"]["podTemplate"] = {"spec": {"containers": [{"name": "trainer", "ports": 3}]}}
     kubectl.apply(document)
-    failed = eventually(
-        lambda: found if (found := condition(kubectl, "Failed")).get("status") == "True" else None
+    stalled = eventually(
+        lambda: found if (found := condition(kubectl, "Stalled")).get("status") == "True" else None
     )
-    assert failed["reason"] == "InvalidSpec"
-    assert "ports" in failed["message"]
-    agree(kubectl.get("dlj", "digits"), FAILED)
+    assert stalled["reason"] == "InvalidSpec"
+    assert "ports" in stalled["message"]
+    agree(kubectl.get("dlj", "digits"), STUCK)
     assert not [each for each in children(kubectl) if each.startswith("Job/")]
-    document["spec"] |= {"runId": "2", "podTemplate": None}
+    document["spec"]["podTemplate"] = None
     kubectl.apply(document)
     made(kubectl)
 

@@ -76,8 +76,8 @@ class Spec:
     """What is to be trained, where, and how."""
 
     run_id: str = setting(
-        "names this run of the job, the same at every site; once its workers train it may change only"
-        " after the job has succeeded or failed, which starts a new run.",
+        "names this run of the job, the same at every site; once its workers train it may change"
+        " only after the job has succeeded or failed, which starts a new run.",
         default="1",
         min_length=1,
         pattern=LABEL,
