@@ -44,10 +44,19 @@ WAITED_FOR = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVI
 class Children:
     """The children of one DLionJob."""
 
-    def __init__(self, cluster: Cluster, store: Store, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        monotonic_s: Callable[[], float],
+        *,
+        owner_uid: str = "",
+    ) -> None:
+        """`owner_uid` is the DLionJob's; empty: it is gone, and only pods are deleted."""
         self._cluster = cluster
         self._store = store
         self._monotonic_s = monotonic_s
+        self._owner_uid = owner_uid
         self._settled: dict[ObjectKey, tuple[str, float]] = {}
         """Kind and name → hash of what was applied (empty: it is gone), and when that was seen."""
         self._attempts = Attempts(monotonic_s)
@@ -230,20 +239,27 @@ class Children:
     async def _delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None
     ) -> None:
+        """Every request names the UID: an object that was made since under that name stays."""
         if kind not in CACHED:
-            known, _ = self._settled.get((kind, name), ("unknown", 0.0))
-            if known == "":
-                return
-            if await self._cluster.get(kind, namespace, name) is None:
-                self._settled[kind, name] = ("", self._monotonic_s())
-                return
-        else:
-            known_object = self._store.get(kind, ObjectName(namespace, name))
-            if grace_s is None and (known_object or {}).get("metadata", {}).get(
-                "deletionTimestamp"
-            ):
-                return
+            await self._delete_own(kind, namespace, name, uid)
+            return
+        known = self._store.get(kind, ObjectName(namespace, name)) or {}
+        if grace_s is None and known.get("metadata", {}).get("deletionTimestamp"):
+            return
         await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
+
+    async def _delete_own(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Looks the object up, and deletes it if this job owns it. `uid` empty: whichever it is."""
+        known, _ = self._settled.get((kind, name), ("unknown", 0.0))
+        if known == "":
+            return
+        live = await self._cluster.get(kind, namespace, name)
+        metadata = (live or {}).get("metadata", {})
+        live_uid = str(metadata.get("uid", ""))
+        if live is None or self._owner_uid not in _owners(live) or uid not in ("", live_uid):
+            self._settled[kind, name] = ("", self._monotonic_s())
+        elif not metadata.get("deletionTimestamp"):
+            await self._cluster.delete(kind, namespace, name, uid=live_uid)
 
     def _is_settled(self, kind: Kind, name: str) -> bool:
         known, seen_s = self._settled.get((kind, name), ("", 0.0))

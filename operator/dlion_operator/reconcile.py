@@ -233,7 +233,7 @@ class Reconciler:
         if memory is None or memory.uid != uid:
             memory = _Memory(
                 uid,
-                Children(self._cluster, self._store, self._monotonic_s),
+                Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid),
                 NamedSecret(
                     self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
                 ),
