@@ -12,6 +12,7 @@ from typing import Final
 from dlion_api.names import GROUP
 from dlion_operator import children
 from dlion_operator.attempts import Attempts, ObjectKey, Unmade
+from dlion_operator.child_labels import identifying, restoring
 from dlion_operator.cluster import (
     Cluster,
     ConflictError,
@@ -22,7 +23,7 @@ from dlion_operator.cluster import (
 )
 from dlion_operator.decisions import Action, Apply, Create, Delete, Notice, Patch
 from dlion_operator.resync import WATCHED
-from dlion_operator.store import ObjectName, Store
+from dlion_operator.store import ObjectName, Store, name_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ MOST_UNANSWERED: Final = 3
 CACHED = frozenset({Kind.JOB, Kind.POD})
 """Watched kinds: what is known of them is what there is."""
 
+LABELLED = tuple(kind for kind in WATCHED if kind not in (Kind.DLION_JOB, Kind.POD))
+"""Kinds of children that are found by our labels; those of pods are their controllers'."""
 
 WAITED_FOR = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE})
 """By the pods of a run that begins: it is not begun where one of these is refused."""
@@ -59,6 +62,8 @@ class Children:
         self._owner_uid = owner_uid
         self._settled: dict[ObjectKey, tuple[str, float]] = {}
         """Kind and name → hash of what was applied (empty: it is gone), and when that was seen."""
+        self._known: dict[ObjectKey, tuple[str, dict[str, str]]] = {}
+        """Of watched children at the last look: UID, and the labels by which they are found."""
         self._attempts = Attempts(monotonic_s)
         self._complained: set[str] = set()
 
@@ -66,6 +71,49 @@ class Children:
     def unmade(self) -> Mapping[str, Unmade]:
         """What of workers' exposure could not be made, by the name of the worker's Service."""
         return self._attempts.unmade()
+
+    async def keep_labels(self, job: ObjectName) -> None:
+        """Gives children that were known at the last look their labels back, before anything is
+        decided: without them they look as if somebody had deleted them.
+
+        Raises: ConflictError, ServerError.
+        """
+        there = {
+            (kind, str(child["metadata"]["name"])): child
+            for kind in LABELLED
+            for child in self._store.of_job(kind, job)
+            if self._owner_uid in _owners(child)
+        }
+        for key, (uid, labels) in self._known.items():
+            kind, name = key
+            live = there.get(key)
+            try:
+                if live is None and self._settled.get(key, ("unknown", 0.0))[0] != "":
+                    live = await self._cluster.get(kind, job.namespace, name)
+                is_same = live is not None and live["metadata"].get("uid") == uid
+                if live is not None and is_same and not live["metadata"].get("deletionTimestamp"):
+                    there[key] = await self._restore_labels(kind, live, labels)
+            except RefusedError as error:
+                self._complaint(error, f"labels of {kind.name} {name} {error.code}")
+        self._known = {
+            key: (str(child["metadata"].get("uid")), identifying(child))
+            for key, child in there.items()
+        }
+
+    async def _restore_labels(
+        self, kind: Kind, live: Document, labels: Mapping[str, str]
+    ) -> Document:
+        """The object with these labels, which it may have lost."""
+        patch = restoring(live, labels)
+        if patch is None:
+            return live
+        name = name_of(live)
+        _LOG.warning("%s %s has lost its labels; they are put back", kind.name, name.name)
+        patched = await self._cluster.patch(kind, *name, patch)
+        if patched is None:
+            raise ConflictError(f"{kind.name} {name.name} is gone since: it is looked at again")
+        self._store.put(kind, patched)
+        return patched
 
     async def carry_out(
         self, actions: Sequence[Action], namespace: str, *, making: bool
@@ -191,7 +239,8 @@ class Children:
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-        if live is None or annotations.get(APPLIED_ANNOTATION) != digest:
+        is_found = live is None or restoring(live, identifying(document)) is None
+        if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not is_found:
             live = await self._cluster.apply(_with_digest(document, digest))
         if kind in WATCHED:
             self._store.put(kind, live)
@@ -212,6 +261,11 @@ class Children:
             live = await self._cluster.create(document)
         else:
             _check_owner(live, document)
+            if kind in LABELLED and restoring(live, identifying(document)) is not None:
+                await self._restore_labels(kind, live, identifying(document))
+                # It was decided on as if there were no such object.
+                what = f"{document['kind']} {name}"
+                raise ConflictError(f"{what} had lost its labels: the job is looked at again")
             await self._follow(live, document)
         if kind in CACHED:
             self._store.put(kind, live)

@@ -18,7 +18,7 @@ from dlion_api.cluster_names import JOB_LABEL, MANAGER
 from dlion_api.errors import DLionError
 from dlion_api.names import GROUP, VERSION
 from dlion_operator.cluster import Document, Kind
-from dlion_operator.store import ObjectName, Store, job_of
+from dlion_operator.store import ObjectName, Store, job_of, name_of
 
 REQUEST_TIMEOUT_S = 30.0
 INACTIVE_WATCH_S = 70.0
@@ -100,11 +100,14 @@ def _watch(
     @kopf.on.event(*resource, id=kind.name, labels=labels, registry=registry)
     async def happened(event: Any, **_: Any) -> None:
         document: Document = dict(event["object"])
+        known = store.get(kind, name_of(document))
         if event["type"] == "DELETED":
             store.remove(kind, document)
         else:
             store.put(kind, document)
-        trigger(job_of(kind, document))
+        # A label that is changed takes an object from one job to another.
+        for job in {job_of(kind, each) for each in (known, document) if each is not None}:
+            trigger(job)
 
 
 def _configure(settings: kopf.OperatorSettings) -> None:

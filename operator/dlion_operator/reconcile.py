@@ -175,6 +175,7 @@ class Reconciler:
         memory = self._memory(name, document)
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
+            await memory.children.keep_labels(name)
         await self._look_for_keeper(document, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade

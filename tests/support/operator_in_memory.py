@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dlion_api.cluster_names import INDEX_LABEL
+from dlion_api.cluster_names import INDEX_LABEL, JOB_LABEL
 from dlion_operator.cluster import ConflictError, Document, Kind, Listing
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RunView
@@ -169,6 +169,7 @@ class Site:
         settings: Settings = SETTINGS,
     ) -> None:
         self.cluster = cluster or KeptObjects()
+        self.name = NAME
         self.store = Store()
         self.runs = NoWorkers()
         self.time_s = 0.0
@@ -191,6 +192,17 @@ class Site:
     def change(self, document: Document) -> None:
         """The user applies that manifest, and the watch brings it."""
         self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
+
+    def relabel(self, kind: Kind, name: str, labels: dict[str, str | None]) -> None:
+        """Somebody changes labels of a child, and the watch by our label brings what it would."""
+        before = self.cluster.objects[kind, name]
+        after = self.cluster._keep(_merged(before, {"metadata": {"labels": labels}}))
+        if JOB_LABEL in after["metadata"]["labels"]:
+            self.store.put(kind, after)
+        else:  # as it was, at the version at which it went
+            gone = copy.deepcopy(before)
+            gone["metadata"]["resourceVersion"] = after["metadata"]["resourceVersion"]
+            self.store.remove(kind, gone)
 
     def look(self) -> float | None:
         """One look; the requests before it are forgotten."""
