@@ -34,8 +34,8 @@ LOOK_AFTER_S: Final = 600.0
 MOST_UNANSWERED: Final = 3
 """Of one look's requests for what exposes workers: each may take half a minute."""
 
-CACHED = frozenset({Kind.JOB, Kind.POD})
-"""Watched kinds: what is known of them is what there is."""
+BY_UID = frozenset({Kind.JOB, Kind.POD})
+"""Kinds that are deleted as they are known, by their UID; others are looked up first."""
 
 LABELLED = tuple(kind for kind in WATCHED if kind not in (Kind.DLION_JOB, Kind.POD))
 """Kinds of children that are found by our labels; those of pods are their controllers'."""
@@ -146,7 +146,10 @@ class Children:
             case Apply(document) if making:
                 await self._apply(document)
             case Create(document) if making:
-                return _created(document) if await self._create(document) else None
+                key = (Kind.of(document), document["metadata"]["name"])
+                was_there = self._settled.get(key, ("", 0.0))[0] != ""
+                made = await self._create(document)
+                return _created(document, was_there=was_there) if made else None
             case Patch(kind, name, patch, subresource):
                 await self._patch(kind, namespace, name, patch, subresource)
             case Delete(kind, name, uid, grace_s):
@@ -247,13 +250,13 @@ class Children:
         self._settled[kind, name] = (digest, self._monotonic_s())
 
     def _is_known_gone(self, kind: Kind, document: Document) -> bool:
-        metadata = document["metadata"]
-        name = ObjectName(metadata["namespace"], metadata["name"])
-        return kind in WATCHED and self._store.get(kind, name) is None
+        """Whether the watches say that this job has no such object."""
+        known = self._store.get(kind, name_of(document))
+        return kind in WATCHED and (known is None or self._owner_uid not in _owners(known))
 
     async def _create(self, document: Document) -> bool:
         kind, name = Kind.of(document), document["metadata"]["name"]
-        if self._is_settled(kind, name) and kind not in CACHED:
+        if self._is_settled(kind, name) and not self._is_known_gone(kind, document):
             return False
         live = await self._live(document)
         made = live is None
@@ -267,7 +270,7 @@ class Children:
                 what = f"{document['kind']} {name}"
                 raise ConflictError(f"{what} had lost its labels: the job is looked at again")
             await self._follow(live, document)
-        if kind in CACHED:
+        if kind in WATCHED:
             self._store.put(kind, live)
         self._settled[kind, name] = ("made", self._monotonic_s())
         return made
@@ -279,9 +282,7 @@ class Children:
         if data := children.to_follow(live, document):
             metadata = document["metadata"]
             patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
-            await self._cluster.patch(
-                Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch
-            )
+            await self._patch(Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch, "")
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
@@ -294,7 +295,7 @@ class Children:
         self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None
     ) -> None:
         """Every request names the UID: an object that was made since under that name stays."""
-        if kind not in CACHED:
+        if kind not in BY_UID:
             await self._delete_own(kind, namespace, name, uid)
             return
         known = self._store.get(kind, ObjectName(namespace, name)) or {}
@@ -354,15 +355,15 @@ def _owners(document: Document) -> set[str]:
     return {str(each.get("uid")) for each in document["metadata"].get("ownerReferences") or ()}
 
 
-def _created(document: Document) -> Notice | None:
-    """What is worth telling of an object that was made."""
+def _created(document: Document, *, was_there: bool) -> Notice | None:
+    """What is worth telling of an object that was made; `was_there`: it had been made before."""
     kind, name = document["kind"], document["metadata"]["name"]
     if kind == "Job":
         count = document["spec"]["completions"]
         workers = "1 worker" if count == 1 else f"{count} workers"
         return Notice("WorkersCreated", f"Job {name} with {workers}")
     if kind == "Deployment":
-        return Notice("KeeperCreated", f"Deployment {name}")
+        return Notice("KeeperCreated", f"Deployment {name}{', which was deleted' * was_there}")
     return Notice("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
 
 

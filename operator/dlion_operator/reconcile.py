@@ -19,7 +19,7 @@ from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_operator.absences import is_keeper_missing, missing
+from dlion_operator.absences import missing
 from dlion_operator.attempts import FORBIDDEN_AGAIN_S
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
@@ -133,7 +133,6 @@ class _Memory:
     status_written_s: float = field(default=float("-inf"))
     missing: Sightings[Missing] = field(default_factory=Sightings)
     unready: Sightings[Unready] = field(default_factory=Sightings)
-    keeper: Document | None = None
     untold: list[Notice] = field(default_factory=list)
 
 
@@ -176,7 +175,6 @@ class Reconciler:
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
             await memory.children.keep_labels(name)
-        await self._look_for_keeper(document, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
         try:
@@ -216,15 +214,6 @@ class Reconciler:
     def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
         sightings = self._leaving.setdefault(name, Sightings())
         return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
-
-    async def _look_for_keeper(self, document: Document, memory: _Memory) -> None:
-        """Why the keeper has no pod, where it has had none for long: nobody watches Deployments."""
-        memory.keeper = None
-        seen, key = self._observed(document, memory), _key(document)
-        if is_keeper_missing(key, seen.missing_s):
-            with suppress(DLionError):  # nothing but words depends on it
-                name = keeper_name(key)
-                memory.keeper = await self._cluster.get(Kind.DEPLOYMENT, key.namespace, name)
 
     def _memory(self, name: ObjectName, document: Document) -> _Memory:
         uid = str(document["metadata"]["uid"])
@@ -290,7 +279,7 @@ class Reconciler:
             leaving=going,
             terminating_s=self._terminating_s(name, going),
             unready_s=memory.unready.of(unready_keepers(pods), self._monotonic_s()),
-            keeper=memory.keeper,
+            keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )
 
     async def _carry_out(

@@ -16,6 +16,7 @@ from dlion_operator.cluster import ConflictError, Document, Kind, Listing
 from dlion_operator.notices import Notices
 from dlion_operator.observed import RunView
 from dlion_operator.reconcile import Reconciler
+from dlion_operator.resync import WATCHED
 from dlion_operator.store import ObjectName, Store
 from operator_world import SETTINGS
 
@@ -177,7 +178,7 @@ class Site:
             self.change(document)
         else:
             for (kind, _), kept in self.cluster.objects.items():
-                if kind in (Kind.DLION_JOB, Kind.JOB):
+                if kind in WATCHED:
                     self.store.put(kind, copy.deepcopy(kept))
         self._reconciler = Reconciler(
             cluster=self.cluster,
@@ -192,6 +193,13 @@ class Site:
     def change(self, document: Document) -> None:
         """The user applies that manifest, and the watch brings it."""
         self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
+
+    def lose(self, kind: Kind, name: str) -> None:
+        """Somebody deletes that object, and the watch brings it."""
+        gone = self.cluster.objects.pop((kind, name))
+        self.cluster._version += 1
+        gone["metadata"]["resourceVersion"] = str(self.cluster._version)
+        self.store.remove(kind, gone)
 
     def relabel(self, kind: Kind, name: str, labels: dict[str, str | None]) -> None:
         """Somebody changes labels of a child, and the watch by our label brings what it would."""

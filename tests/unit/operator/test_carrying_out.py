@@ -68,14 +68,21 @@ def test_an_operator_that_starts_anew_sends_nothing() -> None:
     assert second.cluster.writes() == []
 
 
-def test_what_somebody_deleted_comes_back_within_ten_minutes() -> None:
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(Kind.CONFIG_MAP, "create"), (Kind.DEPLOYMENT, "create"), (Kind.SERVICE, "apply")],
+)
+def test_what_somebody_deleted_is_made_anew_at_the_next_look(kind: Kind, how: str) -> None:
     site = Site(dlion_job())
     site.look()
-    name = next(n for kind, n in site.cluster.objects if kind is Kind.CONFIG_MAP)
-    del site.cluster.objects[Kind.CONFIG_MAP, name]
-    site.time_s = 601.0
     site.look()
-    assert site.cluster.writes() == [("create", "ConfigMap")]
+    name, lost = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
+    site.lose(kind, name)
+    site.look()
+    assert site.cluster.writes() == [(how, lost["kind"])]
+    assert reasons(site).count("KeeperCreated") == (2 if kind is Kind.DEPLOYMENT else 1)
+    site.look()
+    assert site.cluster.writes() == []
 
 
 def elsewhere(first: Site) -> Site:
@@ -679,10 +686,10 @@ def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
     ((kind, name),) = [key for key in site.cluster.objects if key[0] is Kind.DEPLOYMENT]
     message = 'pods "k" is forbidden: exceeded quota: small'
     refused = {"type": "ReplicaFailure", "status": "True", "message": message}
-    site.cluster.objects[kind, name]["status"] = {"conditions": [refused]}
+    deployment = {**site.cluster.objects[kind, name], "status": {"conditions": [refused]}}
+    site.store.put(kind, site.cluster._keep(deployment))
     site.runs.seen = RunView(open_s=99.0)
     site.look()
-    assert ("get", "DEPLOYMENT") not in site.cluster.requests
     assert ready(site)[0] == "WorkersStarting"
     site.time_s = 60.0
     site.look()
