@@ -12,6 +12,7 @@ from typing import Final
 from dlion_api.names import GROUP
 from dlion_operator import children
 from dlion_operator.attempts import Attempts, ObjectKey, Unmade
+from dlion_operator.child_labels import identifying, restoring
 from dlion_operator.cluster import (
     Cluster,
     ConflictError,
@@ -22,7 +23,7 @@ from dlion_operator.cluster import (
 )
 from dlion_operator.decisions import Action, Apply, Create, Delete, Notice, Patch
 from dlion_operator.resync import WATCHED
-from dlion_operator.store import ObjectName, Store
+from dlion_operator.store import ObjectName, Store, name_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,9 +34,11 @@ LOOK_AFTER_S: Final = 600.0
 MOST_UNANSWERED: Final = 3
 """Of one look's requests for what exposes workers: each may take half a minute."""
 
-CACHED = frozenset({Kind.JOB, Kind.POD})
-"""Watched kinds: what is known of them is what there is."""
+BY_UID = frozenset({Kind.JOB, Kind.POD})
+"""Kinds that are deleted as they are known, by their UID; others are looked up first."""
 
+LABELLED = tuple(kind for kind in WATCHED if kind not in (Kind.DLION_JOB, Kind.POD))
+"""Kinds of children that are found by our labels; those of pods are their controllers'."""
 
 WAITED_FOR = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE})
 """By the pods of a run that begins: it is not begun where one of these is refused."""
@@ -44,12 +47,23 @@ WAITED_FOR = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVI
 class Children:
     """The children of one DLionJob."""
 
-    def __init__(self, cluster: Cluster, store: Store, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        monotonic_s: Callable[[], float],
+        *,
+        owner_uid: str = "",
+    ) -> None:
+        """`owner_uid` is the DLionJob's; empty: it is gone, and only pods are deleted."""
         self._cluster = cluster
         self._store = store
         self._monotonic_s = monotonic_s
+        self._owner_uid = owner_uid
         self._settled: dict[ObjectKey, tuple[str, float]] = {}
         """Kind and name → hash of what was applied (empty: it is gone), and when that was seen."""
+        self._known: dict[ObjectKey, tuple[str, dict[str, str]]] = {}
+        """Of watched children at the last look: UID, and the labels by which they are found."""
         self._attempts = Attempts(monotonic_s)
         self._complained: set[str] = set()
 
@@ -57,6 +71,49 @@ class Children:
     def unmade(self) -> Mapping[str, Unmade]:
         """What of workers' exposure could not be made, by the name of the worker's Service."""
         return self._attempts.unmade()
+
+    async def keep_labels(self, job: ObjectName) -> None:
+        """Gives children that were known at the last look their labels back, before anything is
+        decided: without them they look as if somebody had deleted them.
+
+        Raises: ConflictError, ServerError.
+        """
+        there: dict[ObjectKey, Document] = {
+            (kind, str(child["metadata"]["name"])): child
+            for kind in LABELLED
+            for child in self._store.of_job(kind, job)
+            if self._owner_uid in _owners(child)
+        }
+        for key, (uid, labels) in self._known.items():
+            kind, name = key
+            live = there.get(key)
+            try:
+                if live is None and self._settled.get(key, ("unknown", 0.0))[0] != "":
+                    live = await self._cluster.get(kind, job.namespace, name)
+                is_same = live is not None and live["metadata"].get("uid") == uid
+                if live is not None and is_same and not live["metadata"].get("deletionTimestamp"):
+                    there[key] = await self._restore_labels(kind, live, labels)
+            except RefusedError as error:
+                self._complaint(error, f"labels of {kind.name} {name} {error.code}")
+        self._known = {
+            key: (str(child["metadata"].get("uid")), identifying(child))
+            for key, child in there.items()
+        }
+
+    async def _restore_labels(
+        self, kind: Kind, live: Document, labels: Mapping[str, str]
+    ) -> Document:
+        """The object with these labels, which it may have lost."""
+        patch = restoring(live, labels)
+        if patch is None:
+            return live
+        name = name_of(live)
+        _LOG.warning("%s %s has lost its labels; they are put back", kind.name, name.name)
+        patched = await self._cluster.patch(kind, *name, patch)
+        if patched is None:
+            raise ConflictError(f"{kind.name} {name.name} is gone since: it is looked at again")
+        self._store.put(kind, patched)
+        return patched
 
     async def carry_out(
         self, actions: Sequence[Action], namespace: str, *, making: bool
@@ -89,7 +146,10 @@ class Children:
             case Apply(document) if making:
                 await self._apply(document)
             case Create(document) if making:
-                return _created(document) if await self._create(document) else None
+                key = (Kind.of(document), document["metadata"]["name"])
+                was_there = self._settled.get(key, ("", 0.0))[0] != ""
+                made = await self._create(document)
+                return _created(document, was_there=was_there) if made else None
             case Patch(kind, name, patch, subresource):
                 await self._patch(kind, namespace, name, patch, subresource)
             case Delete(kind, name, uid, grace_s):
@@ -182,20 +242,21 @@ class Children:
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-        if live is None or annotations.get(APPLIED_ANNOTATION) != digest:
+        is_found = live is None or restoring(live, identifying(document)) is None
+        if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not is_found:
             live = await self._cluster.apply(_with_digest(document, digest))
         if kind in WATCHED:
             self._store.put(kind, live)
         self._settled[kind, name] = (digest, self._monotonic_s())
 
     def _is_known_gone(self, kind: Kind, document: Document) -> bool:
-        metadata = document["metadata"]
-        name = ObjectName(metadata["namespace"], metadata["name"])
-        return kind in WATCHED and self._store.get(kind, name) is None
+        """Whether the watches say that this job has no such object."""
+        known = self._store.get(kind, name_of(document))
+        return kind in WATCHED and (known is None or self._owner_uid not in _owners(known))
 
     async def _create(self, document: Document) -> bool:
         kind, name = Kind.of(document), document["metadata"]["name"]
-        if self._is_settled(kind, name) and kind not in CACHED:
+        if self._is_settled(kind, name) and not self._is_known_gone(kind, document):
             return False
         live = await self._live(document)
         made = live is None
@@ -203,8 +264,13 @@ class Children:
             live = await self._cluster.create(document)
         else:
             _check_owner(live, document)
+            if kind in LABELLED and restoring(live, identifying(document)) is not None:
+                await self._restore_labels(kind, live, identifying(document))
+                # It was decided on as if there were no such object.
+                what = f"{document['kind']} {name}"
+                raise ConflictError(f"{what} had lost its labels: the job is looked at again")
             await self._follow(live, document)
-        if kind in CACHED:
+        if kind in WATCHED:
             self._store.put(kind, live)
         self._settled[kind, name] = ("made", self._monotonic_s())
         return made
@@ -216,9 +282,7 @@ class Children:
         if data := children.to_follow(live, document):
             metadata = document["metadata"]
             patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
-            await self._cluster.patch(
-                Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch
-            )
+            await self._patch(Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch, "")
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
@@ -230,20 +294,27 @@ class Children:
     async def _delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None
     ) -> None:
-        if kind not in CACHED:
-            known, _ = self._settled.get((kind, name), ("unknown", 0.0))
-            if known == "":
-                return
-            if await self._cluster.get(kind, namespace, name) is None:
-                self._settled[kind, name] = ("", self._monotonic_s())
-                return
-        else:
-            known_object = self._store.get(kind, ObjectName(namespace, name))
-            if grace_s is None and (known_object or {}).get("metadata", {}).get(
-                "deletionTimestamp"
-            ):
-                return
+        """Every request names the UID: an object that was made since under that name stays."""
+        if kind not in BY_UID:
+            await self._delete_own(kind, namespace, name, uid)
+            return
+        known = self._store.get(kind, ObjectName(namespace, name)) or {}
+        if grace_s is None and known.get("metadata", {}).get("deletionTimestamp"):
+            return
         await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
+
+    async def _delete_own(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Looks the object up, and deletes it if this job owns it. `uid` empty: whichever it is."""
+        known, _ = self._settled.get((kind, name), ("unknown", 0.0))
+        if known == "":
+            return
+        live = await self._cluster.get(kind, namespace, name)
+        metadata = (live or {}).get("metadata", {})
+        live_uid = str(metadata.get("uid", ""))
+        if live is None or self._owner_uid not in _owners(live) or uid not in ("", live_uid):
+            self._settled[kind, name] = ("", self._monotonic_s())
+        elif not metadata.get("deletionTimestamp"):
+            await self._cluster.delete(kind, namespace, name, uid=live_uid)
 
     def _is_settled(self, kind: Kind, name: str) -> bool:
         known, seen_s = self._settled.get((kind, name), ("", 0.0))
@@ -284,15 +355,15 @@ def _owners(document: Document) -> set[str]:
     return {str(each.get("uid")) for each in document["metadata"].get("ownerReferences") or ()}
 
 
-def _created(document: Document) -> Notice | None:
-    """What is worth telling of an object that was made."""
+def _created(document: Document, *, was_there: bool) -> Notice | None:
+    """What is worth telling of an object that was made; `was_there`: it had been made before."""
     kind, name = document["kind"], document["metadata"]["name"]
     if kind == "Job":
         count = document["spec"]["completions"]
         workers = "1 worker" if count == 1 else f"{count} workers"
         return Notice("WorkersCreated", f"Job {name} with {workers}")
     if kind == "Deployment":
-        return Notice("KeeperCreated", f"Deployment {name}")
+        return Notice("KeeperCreated", f"Deployment {name}{', which was deleted' * was_there}")
     return Notice("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
 
 

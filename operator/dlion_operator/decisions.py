@@ -48,6 +48,7 @@ class Delete:
     kind: Kind
     name: str
     uid: str = ""
+    """Empty: whichever has that name and is owned by this DLionJob; no Job, and no pod."""
     grace_s: int | None = None
 
 

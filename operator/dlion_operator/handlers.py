@@ -7,7 +7,7 @@ would keep state in annotations.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,21 @@ from dlion_api.cluster_names import JOB_LABEL, MANAGER
 from dlion_api.errors import DLionError
 from dlion_api.names import GROUP, VERSION
 from dlion_operator.cluster import Document, Kind
-from dlion_operator.store import ObjectName, Store, job_of
+from dlion_operator.store import ObjectName, Store, job_of, name_of
 
 REQUEST_TIMEOUT_S = 30.0
 INACTIVE_WATCH_S = 70.0
 """A watch without an event or a bookmark for so long is opened anew."""
+
+RESOURCES: Mapping[Kind, tuple[str, str, str]] = {
+    Kind.DLION_JOB: (GROUP, VERSION, "dlionjobs"),
+    Kind.JOB: ("batch", "v1", "jobs"),
+    Kind.POD: ("", "v1", "pods"),
+    Kind.SERVICE: ("", "v1", "services"),
+    Kind.DEPLOYMENT: ("apps", "v1", "deployments"),
+    Kind.CONFIG_MAP: ("", "v1", "configmaps"),
+}
+"""What is watched, as kopf names it; children by our label."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -56,12 +66,7 @@ def registry_of(
             return _named(_by_address(kopf.login_with_service_account(**keywords)))
         return _named(kopf.login_with_kubeconfig(**keywords))
 
-    for kind, resource in (
-        (Kind.DLION_JOB, (GROUP, VERSION, "dlionjobs")),
-        (Kind.JOB, ("batch", "v1", "jobs")),
-        (Kind.POD, ("", "v1", "pods")),
-        (Kind.SERVICE, ("", "v1", "services")),
-    ):
+    for kind, resource in RESOURCES.items():
         _watch(kind, resource, store, trigger, registry)
     return registry
 
@@ -100,11 +105,14 @@ def _watch(
     @kopf.on.event(*resource, id=kind.name, labels=labels, registry=registry)
     async def happened(event: Any, **_: Any) -> None:
         document: Document = dict(event["object"])
+        known = store.get(kind, name_of(document))
         if event["type"] == "DELETED":
             store.remove(kind, document)
         else:
             store.put(kind, document)
-        trigger(job_of(kind, document))
+        # A label that is changed takes an object from one job to another.
+        for job in {job_of(kind, each) for each in (known, document) if each is not None}:
+            trigger(job)
 
 
 def _configure(settings: kopf.OperatorSettings) -> None:
@@ -118,5 +126,6 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 600
     settings.process.ultimate_exiting_timeout = 20
     settings.posting.reporting_component = MANAGER
-    for plural in (("batch", "v1", "jobs"), ("", "v1", "pods"), ("", "v1", "services")):
-        settings.watching.label_selectors[plural] = JOB_LABEL
+    for kind, resource in RESOURCES.items():
+        if kind is not Kind.DLION_JOB:
+            settings.watching.label_selectors[resource] = JOB_LABEL

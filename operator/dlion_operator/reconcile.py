@@ -19,7 +19,7 @@ from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_operator.absences import is_keeper_missing, missing
+from dlion_operator.absences import missing
 from dlion_operator.carrying_out import Children
 from dlion_operator.cluster import (
     Cluster,
@@ -144,7 +144,6 @@ class _Memory:
     status_written_s: float = field(default=float("-inf"))
     missing: Sightings[Missing] = field(default_factory=Sightings)
     unready: Sightings[Unready] = field(default_factory=Sightings)
-    keeper: Document | None = None
     untold: list[Notice] = field(default_factory=list)
 
 
@@ -186,7 +185,7 @@ class Reconciler:
         memory = self._memory(name, document)
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
-        await self._look_for_keeper(document, memory)
+            await memory.children.keep_labels(name)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
         is_due = memory.refused is None or self._monotonic_s() >= memory.retry_at_s
@@ -231,15 +230,6 @@ class Reconciler:
         sightings = self._leaving.setdefault(name, Sightings())
         return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
 
-    async def _look_for_keeper(self, document: Document, memory: _Memory) -> None:
-        """Why the keeper has no pod, where it has had none for long: nobody watches Deployments."""
-        memory.keeper = None
-        seen, key = self._observed(document, memory), _key(document)
-        if is_keeper_missing(key, seen.missing_s):
-            with suppress(DLionError):  # nothing but words depends on it
-                name = keeper_name(key)
-                memory.keeper = await self._cluster.get(Kind.DEPLOYMENT, key.namespace, name)
-
     def _memory(self, name: ObjectName, document: Document) -> _Memory:
         uid = str(document["metadata"]["uid"])
         memory = self._memories.get(name)
@@ -248,7 +238,7 @@ class Reconciler:
         if memory is None or memory.uid != uid:
             memory = _Memory(
                 uid,
-                Children(self._cluster, self._store, self._monotonic_s),
+                Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid),
                 NamedSecret(
                     self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
                 ),
@@ -307,7 +297,7 @@ class Reconciler:
             leaving=going,
             terminating_s=self._terminating_s(name, going),
             unready_s=memory.unready.of(unready_keepers(pods), self._monotonic_s()),
-            keeper=memory.keeper,
+            keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )
 
     async def _carry_out(

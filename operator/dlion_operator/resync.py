@@ -25,12 +25,16 @@ EVERY_S = 60.0
 SETTLE_S = 5.0
 """How long the news of a change may take."""
 
-WATCHED = (Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE)
+WATCHED = (
+    Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP
+)  # fmt: skip
 _TYPES = {
     Kind.DLION_JOB: (API_VERSION, DLION_KIND),
     Kind.JOB: ("batch/v1", "Job"),
     Kind.POD: ("v1", "Pod"),
     Kind.SERVICE: ("v1", "Service"),
+    Kind.DEPLOYMENT: ("apps/v1", "Deployment"),
+    Kind.CONFIG_MAP: ("v1", "ConfigMap"),
 }
 
 

@@ -14,7 +14,7 @@ from dlion_api.cluster_names import JOB_LABEL
 from dlion_operator.cluster import Document, Kind
 
 MOST_REMEMBERED = 4096
-"""Objects that are gone, kept in mind so that a late word of them does not bring them back."""
+"""Objects that are gone, kept in mind so that late news of them does not bring them back."""
 
 
 class ObjectName(NamedTuple):
@@ -30,30 +30,41 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[Kind, dict[ObjectName, Document]] = defaultdict(dict)
         self._of_job: dict[tuple[Kind, ObjectName], dict[ObjectName, Document]] = defaultdict(dict)
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, int] = OrderedDict()
+        """UID → the version at which it went. An object without our label goes from the watches,
+        too: its versions count on, and one that is newer is news of it."""
 
     def put(self, kind: Kind, document: Document) -> bool:
         """Takes a document in unless a newer one of the same object is known; whether it did."""
         name = name_of(document)
-        if document["metadata"].get("uid") in self._gone:
+        uid = _uid_of(document)
+        if version_of(document) <= self._gone.get(uid, -1):
             return False
         known = self._objects[kind].get(name)
         if known is not None and not is_newer(document, known):
             return False
+        self._gone.pop(uid, None)
+        if known is not None:
+            self._forget(kind, known)
         slim = _slim(document)
         self._objects[kind][name] = slim
         self._of_job[kind, job_of(kind, document)][name] = slim
         return True
 
     def remove(self, kind: Kind, document: Mapping[str, Any]) -> None:
-        """The object is gone; one of the same name that was made since stays."""
-        name = name_of(document)
-        self._gone[str(document["metadata"].get("uid"))] = None
+        """The object is gone; one of the same name that was made since stays, and so does one of
+        which newer news has come already."""
+        known = self._objects[kind].get(name_of(document))
+        if known is not None and _uid_of(known) == _uid_of(document):
+            if version_of(known) > version_of(document):
+                return
+            self._forget(kind, known)
+        self._gone[_uid_of(document)] = version_of(document)
         while len(self._gone) > MOST_REMEMBERED:
             self._gone.popitem(last=False)
-        known = self._objects[kind].get(name)
-        if known is None or known["metadata"].get("uid") != document["metadata"].get("uid"):
-            return
+
+    def _forget(self, kind: Kind, known: Document) -> None:
+        name = name_of(known)
         del self._objects[kind][name]
         key = (kind, job_of(kind, known))
         self._of_job[key].pop(name, None)
@@ -95,8 +106,7 @@ def job_of(kind: Kind, document: Mapping[str, Any]) -> ObjectName:
 
 def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """Whether the document is a later state than the known one, or of another object."""
-    ours, theirs = document["metadata"], known["metadata"]
-    if ours.get("uid") != theirs.get("uid"):
+    if _uid_of(document) != _uid_of(known):
         return True
     return version_of(document) > version_of(known)
 
@@ -105,6 +115,10 @@ def version_of(document: Mapping[str, Any]) -> int:
     """Its resource version as a number: etcd's revision, which counts up."""
     text = str(document["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
+
+
+def _uid_of(document: Mapping[str, Any]) -> str:
+    return str(document["metadata"].get("uid"))
 
 
 def _slim(document: Document) -> Document:

@@ -20,6 +20,7 @@ import pytest
 import cert_manager
 from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
+from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.names import SiteName
 from dlion_operator.authority import AUTHORITY_LIFE, Authority
 from given_authorities import GivenAuthority
@@ -122,6 +123,7 @@ class Life:
         self._age_the_authority()
         operator.start()
         eventually(lambda: self._known_by() != known_by, what="the pods told of it")
+        self._take_labels_off_the_keeper()
         end_workers(self.kubectl, "second")
         self.kubectl.wait("--for=condition=Succeeded", "dlj/second")
         named = {"mode": "Secret", "secretName": "plant-ca"}
@@ -141,6 +143,13 @@ class Life:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         patch = json.dumps({"data": data})
         self.system.run("patch", "secret", "dlion-authority", "--type=merge", "-p", patch)
+
+    def _take_labels_off_the_keeper(self) -> None:
+        """They are put back."""
+        chosen = ("deployments", "-l", "dlion.dev/job-name=second")
+        (keeper,) = self.kubectl.get(*chosen)["items"]
+        self.kubectl.run("label", "deployment", keeper["metadata"]["name"], f"{JOB_LABEL}-")
+        eventually(lambda: self.kubectl.get(*chosen)["items"], what="the keeper's label")
 
     def _known_by(self) -> set[str]:
         """What the pods of the jobs know the operator by."""

@@ -8,6 +8,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.names import GROUP
 from dlion_api.spec import Job
+from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import Document, metadata_of
 from dlion_operator.settings import Settings
 
@@ -20,7 +21,8 @@ def authority_certificate(job: Job, settings: Settings, owner: Mapping[str, Any]
     """One for all runs of the job; cert-manager keeps key and certificate in the Secret of its
     name, which it makes."""
     name = names.authority_name(job.key)
-    labels = {names.MANAGED_BY_LABEL: names.MANAGER, names.JOB_LABEL: job.key.name}
+    own_labels = {names.MANAGED_BY_LABEL: names.MANAGER, names.JOB_LABEL: job.key.name}
+    labels = inherited(job.metadata.labels) | own_labels
     metadata = metadata_of(name, job, owner, site=settings.site)
     del metadata["labels"][names.RUN_LABEL]
     return {

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
+from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import (
     Document,
     container,
@@ -61,7 +62,10 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": _labels(job, settings)},
-            "template": {"metadata": {"labels": _labels(job, settings)}, "spec": spec},
+            "template": {
+                "metadata": {"labels": inherited(job.metadata.labels) | _labels(job, settings)},
+                "spec": spec,
+            },
         },
     }
 

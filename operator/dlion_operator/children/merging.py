@@ -1,8 +1,17 @@
-"""A user's pod template laid over a rendered pod, as strategic merge patches do it.
+"""A user's pod template laid over a rendered pod, as a strategic merge patch is.
 
-Lists whose entries have a key (containers by name, mounts by path) are merged entry by entry, other
-lists are joined; a mapping is merged key by key; anything else is replaced. Source: the merge keys
-that Kubernetes' API declares for these fields.
+A mapping is merged key by key, and null deletes a key. Lists whose entries have a key (containers
+by name, mounts by path) are merged entry by entry. Any other list is replaced as a whole, and so is
+any other value. An entry of `env`, `volumes` or `resourceClaims` is replaced as a whole, too: it
+has one source. `$patch: delete` takes an entry or a mapping away. `$patch: replace` puts the rest
+of its mapping or entry in the old one's place; in an entry of its own, the rest of the list.
+
+Source: the patch strategies and merge keys that Kubernetes' API declares for these fields
+(k8s.io/api/core/v1), and k8s.io/apimachinery/pkg/util/strategicpatch. Deviations: a keyed entry
+with `$patch: replace` replaces that entry, as in kustomize; entries of `env` are replaced, since
+merging value and valueFrom makes what no API server takes; and `tolerations` are joined. The
+operator's own tolerations end pods on dead nodes, which the recovery of a run counts on; a user who
+adds one for other nodes does not mean to give that up.
 """
 
 from __future__ import annotations
@@ -13,14 +22,22 @@ from typing import Any
 _MERGE_KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
+    "ephemeralContainers": "name",
     "volumes": "name",
     "env": "name",
     "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
     "ports": "containerPort",
     "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
+_REPLACED_ENTRIES = frozenset({"env", "volumes", "resourceClaims"})
+_JOINED = frozenset({"tolerations"})
+_DIRECTIVE = "$patch"
+_DELETE, _REPLACE = "delete", "replace"
 
 
 def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,34 +45,63 @@ def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any
 
     >>> merged({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "B", "value": "2"}]})
     {'env': [{'name': 'A', 'value': '1'}, {'name': 'B', 'value': '2'}]}
+    >>> merged({"args": ["a"], "tty": True}, {"args": ["b"], "tty": None})
+    {'args': ['b']}
     """
-    result = dict(base)
+    directive = overlay.get(_DIRECTIVE)
+    if directive == _DELETE:
+        return {}
+    result = {} if directive == _REPLACE else dict(base)
     for name, value in overlay.items():
-        result[name] = _merged_value(name, result[name], value) if name in result else value
+        if name == _DIRECTIVE:
+            continue
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged_value(name, result.get(name), value)
     return result
 
 
 def _merged_value(name: str, base: Any, overlay: Any) -> Any:
-    if isinstance(base, Mapping) and isinstance(overlay, Mapping):
-        return merged(base, overlay)
-    if _is_list(base) and _is_list(overlay):
-        key = _MERGE_KEYS.get(name)
-        return [*base, *overlay] if key is None else _merged_entries(key, base, overlay)
-    return overlay
+    if isinstance(overlay, Mapping):
+        return merged(base if isinstance(base, Mapping) else {}, overlay)
+    if not _is_list(overlay):
+        return overlay
+    there = list(base) if _is_list(base) else []
+    if name in _JOINED:
+        return [*there, *overlay]
+    key = _MERGE_KEYS.get(name)
+    if key is None:
+        return list(overlay)
+    return _merged_entries(key, there, overlay, as_a_whole=name in _REPLACED_ENTRIES)
 
 
-def _merged_entries(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[Any]:
+def _merged_entries(
+    key: str, base: list[Any], overlay: Sequence[Any], *, as_a_whole: bool
+) -> list[Any]:
+    if any(_directive(entry) == _REPLACE and key not in entry for entry in overlay):
+        base, overlay = [], [entry for entry in overlay if _directive(entry) is None]
     entries = list(base)
-    places = {
-        entry[key]: place for place, entry in enumerate(entries) if _has_plain_key(entry, key)
-    }
     for entry in overlay:
-        if _has_plain_key(entry, key) and entry[key] in places:
-            place = places[entry[key]]
-            entries[place] = merged(entries[place], entry)
-        else:
+        if not _has_plain_key(entry, key):
             entries.append(entry)
+            continue
+        place = next((n for n, e in enumerate(entries) if _is_of(e, key, entry[key])), None)
+        if _directive(entry) == _DELETE:
+            entries = [each for each in entries if not _is_of(each, key, entry[key])]
+        elif place is None:
+            entries.append(merged({}, entry))
+        else:
+            entries[place] = merged({} if as_a_whole else entries[place], entry)
     return entries
+
+
+def _directive(entry: Any) -> Any:
+    return entry.get(_DIRECTIVE) if isinstance(entry, Mapping) else None
+
+
+def _is_of(entry: Any, key: str, value: object) -> bool:
+    return _has_plain_key(entry, key) and entry[key] == value
 
 
 def _has_plain_key(entry: Any, key: str) -> bool:

@@ -10,6 +10,7 @@ from dlion_api.document import to_document
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Resources
+from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.settings import Settings
 
 Document = dict[str, Any]
@@ -38,11 +39,12 @@ def owner_of(document: Mapping[str, Any]) -> Document:
 def metadata_of(
     name: str, job: Job, owner: Mapping[str, Any], *, site: str, **labels: str
 ) -> Document:
-    """Metadata of one of the run's objects; `labels` holds what is beside the run's."""
+    """Metadata of one of the run's objects, with the job's own labels; `labels` holds what is
+    beside the run's."""
     return {
         "name": name,
         "namespace": job.key.namespace,
-        "labels": names.run_labels(job.key, site) | labels,
+        "labels": inherited(job.metadata.labels) | names.run_labels(job.key, site) | labels,
         "ownerReferences": [dict(owner)],
     }
 

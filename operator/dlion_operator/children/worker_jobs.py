@@ -10,6 +10,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
 from dlion_operator import first_counts
+from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.merging import merged
 from dlion_operator.children.pods import (
     Document,
@@ -80,8 +81,9 @@ def _template(job: Job, group: Group, settings: Settings, labels: dict[str, str]
     metadata, spec = given.get("metadata") or {}, given.get("spec") or {}
     rendered = _pod(job, group, settings)
     own_labels = names.run_labels(job.key, settings.site) | labels
+    given_labels = inherited(job.metadata.labels) | (metadata.get("labels") or {})
     template: Document = {
-        "metadata": {"labels": {**(metadata.get("labels") or {}), **own_labels}},
+        "metadata": {"labels": given_labels | own_labels},
         "spec": merged(rendered, spec),
     }
     if annotations := metadata.get("annotations"):

@@ -11,249 +11,36 @@ tests/cluster.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from dlion_api.cluster_names import INDEX_LABEL
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.spec import Job
+from dlion_api.names import JobKey, SiteName
 from dlion_api.status import Metric, TrainerStatus
 from dlion_operator.cluster import (
     ConflictError,
     Document,
     Kind,
-    Listing,
     RefusedError,
     ServerError,
 )
 from dlion_operator.decisions import Notice
-from dlion_operator.exposure import Addresses
-from dlion_operator.job_authority import NamedAuthority
-from dlion_operator.notices import Notices
 from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.reconcile import Reconciler
-from dlion_operator.settings import Gateway, Listener, Settings
-from dlion_operator.store import ObjectName, Store
+from dlion_operator.settings import Gateway, Listener
 from given_authorities import GivenAuthority
+from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
-
-NAME = ObjectName("default", "digits")
-READS = ("get", "list", "dry run")
-
-
-class KeptObjects:
-    """A `Cluster` in memory: enough of one to count what is asked of it."""
-
-    def __init__(self) -> None:
-        self.objects: dict[tuple[Kind, str], Document] = {}
-        self.requests: list[tuple[str, str]] = []
-        self.refuse: Callable[[str, Document], None] = lambda _verb, _document: None
-        self._version = 100
-
-    def _note(self, verb: str, document: Document) -> None:
-        self.requests.append((verb, str(document.get("kind"))))
-        self.refuse(verb, document)
-
-    def writes(self) -> list[tuple[str, str]]:
-        """Requests that change something, events apart."""
-        return [r for r in self.requests if r[0] not in READS and r[1] != "Event"]
-
-    def _keep(self, document: Document) -> Document:
-        self._version += 1
-        kept = copy.deepcopy(document)
-        kept["metadata"].setdefault("uid", f"uid-{self._version}")
-        kept["metadata"]["resourceVersion"] = str(self._version)
-        self.objects[Kind.of(document), kept["metadata"]["name"]] = kept
-        return copy.deepcopy(kept)
-
-    async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
-        self._note("get", {"kind": kind.name})
-        return copy.deepcopy(self.objects.get((kind, name)))
-
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
-        self._note("list", {"kind": kind.name})
-        return Listing([d for (k, _), d in self.objects.items() if k is kind], "1")
-
-    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
-        self._note("dry run" if dry_run else "create", document)
-        if dry_run:
-            return document
-        if (Kind.of(document), document["metadata"]["name"]) in self.objects:
-            raise ConflictError("there already")
-        return self._keep(document)
-
-    async def apply(self, document: Document) -> Document:
-        self._note("apply", document)
-        return self._keep(document)
-
-    async def patch(
-        self, kind: Kind, namespace: str, name: str, patch: Document, *, subresource: str = ""
-    ) -> Document | None:
-        kept = self.objects.get((kind, name))
-        self._note("patch", {"kind": subresource or kind.name})
-        uid = patch.get("metadata", {}).get("uid")
-        if kept is not None and uid not in (None, kept["metadata"]["uid"]):
-            raise ConflictError("of another object")
-        if kept is None:
-            return None
-        return self._keep(_merged(kept, patch))
-
-    async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
-    ) -> None:
-        self._note("delete", {"kind": kind.name})
-        self.objects.pop((kind, name), None)
-
-    async def signing_keys(self) -> bytes:
-        raise AssertionError("nobody asks here")
-
-    async def issuer(self) -> str:
-        raise AssertionError("nobody asks here")
-
-
-class NoWorkers:
-    """A coordinator that nobody has joined; `seen` is what it says."""
-
-    def __init__(self) -> None:
-        self.seen: RunView | None = None
-        self.others = RunView(open_s=0.0)
-        self.asked: list[SiteName] = []
-        self.open_runs: list[JobKey] = []
-        self.addresses: Addresses | None = None
-        self.told: tuple[Notice, ...] = ()
-        self.authority: NamedAuthority | None = None
-        self.known_by = "PEM"
-        self.kept_bundles: Mapping[SiteName, bytes] = {}
-
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
-    ) -> None:
-        self.open_runs, self.addresses = [job.key], addresses
-        self.authority, self.kept_bundles = authority, kept_bundles
-
-    def stop(self, run: JobKey, reason: str) -> None: ...
-    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
-
-    def close(self, namespace: str, name: str) -> None:
-        self.open_runs = []
-
-    def view(self, run: JobKey) -> RunView | None:
-        return self.seen
-
-    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
-        self.asked = list(sites)
-        return self.others
-
-    def news(self, run: JobKey) -> tuple[Notice, ...]:
-        told, self.told = self.told, ()
-        return told
-
-    def authority_pem(self) -> str:
-        return self.known_by
-
-
-class Site:
-    """A reconciler between an API server and a coordinator."""
-
-    def __init__(
-        self,
-        document: Document | None = None,
-        cluster: KeptObjects | None = None,
-        settings: Settings = SETTINGS,
-    ) -> None:
-        self.cluster = cluster or KeptObjects()
-        self.store = Store()
-        self.runs = NoWorkers()
-        self.time_s = 0.0
-        if document is not None:
-            self.change(document)
-        else:
-            for (kind, _), kept in self.cluster.objects.items():
-                if kind in (Kind.DLION_JOB, Kind.JOB):
-                    self.store.put(kind, copy.deepcopy(kept))
-        self._reconciler = Reconciler(
-            cluster=self.cluster,
-            store=self.store,
-            runs=self.runs,
-            settings=settings,
-            notices=Notices(self.cluster),
-            now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
-            monotonic_s=lambda: self.time_s,
-        )
-
-    def change(self, document: Document) -> None:
-        """The user applies that manifest, and the watch brings it."""
-        self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
-
-    def look(self) -> float | None:
-        """One look; the requests before it are forgotten."""
-        self.cluster.requests.clear()
-        return asyncio.run(self._reconciler.reconcile(NAME))
-
-    def start_pods(self) -> None:
-        """The pods that the Jobs and the Deployment ask for are there, and run."""
-        for (kind, name), made in tuple(self.cluster.objects.items()):
-            if kind not in (Kind.JOB, Kind.DEPLOYMENT):
-                continue
-            for index in range(made["spec"].get("parallelism", 1)):
-                labels = dict(made["spec"]["template"]["metadata"]["labels"])
-                is_job = kind is Kind.JOB
-                self.store.put(
-                    Kind.POD,
-                    {
-                        "metadata": {
-                            "name": f"{name}-{index}",
-                            "namespace": "default",
-                            "uid": f"uid-{name}-{index}",
-                            "labels": labels | ({INDEX_LABEL: str(index)} if is_job else {}),
-                            "ownerReferences": [
-                                {
-                                    "kind": "Job" if is_job else "ReplicaSet",
-                                    "name": name if is_job else f"{name}-5f",
-                                    "uid": made["metadata"]["uid"],
-                                }
-                            ],
-                        },
-                        "status": {"phase": "Running"},
-                    },
-                )
-
-    def status(self) -> dict[str, Any]:
-        """The status as it is kept."""
-        status: dict[str, Any] = self.cluster.objects[Kind.DLION_JOB, "digits"]["status"]
-        return status
 
 
 def conditions(site: Site) -> list[dict[str, Any]]:
     """Of the job's status."""
     found: list[dict[str, Any]] = site.status()["conditions"]
     return found
-
-
-def _merged(base: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict) or not isinstance(base, dict):
-        return patch
-    result = {k: v for k, v in base.items() if k not in patch or patch[k] is not None}
-    result |= {k: _merged(base.get(k), v) for k, v in patch.items() if v is not None}
-    return result
 
 
 def test_all_is_made_once_and_the_status_is_written_once() -> None:
@@ -281,14 +68,21 @@ def test_an_operator_that_starts_anew_sends_nothing() -> None:
     assert second.cluster.writes() == []
 
 
-def test_what_somebody_deleted_comes_back_within_ten_minutes() -> None:
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(Kind.CONFIG_MAP, "create"), (Kind.DEPLOYMENT, "create"), (Kind.SERVICE, "apply")],
+)
+def test_what_somebody_deleted_is_made_anew_at_the_next_look(kind: Kind, how: str) -> None:
     site = Site(dlion_job())
     site.look()
-    name = next(n for kind, n in site.cluster.objects if kind is Kind.CONFIG_MAP)
-    del site.cluster.objects[Kind.CONFIG_MAP, name]
-    site.time_s = 601.0
     site.look()
-    assert site.cluster.writes() == [("create", "ConfigMap")]
+    name, lost = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
+    site.lose(kind, name)
+    site.look()
+    assert site.cluster.writes() == [(how, lost["kind"])]
+    assert reasons(site).count("KeeperCreated") == (2 if kind is Kind.DEPLOYMENT else 1)
+    site.look()
+    assert site.cluster.writes() == []
 
 
 def elsewhere(first: Site) -> Site:
@@ -905,10 +699,10 @@ def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
     ((kind, name),) = [key for key in site.cluster.objects if key[0] is Kind.DEPLOYMENT]
     message = 'pods "k" is forbidden: exceeded quota: small'
     refused = {"type": "ReplicaFailure", "status": "True", "message": message}
-    site.cluster.objects[kind, name]["status"] = {"conditions": [refused]}
+    deployment = {**site.cluster.objects[kind, name], "status": {"conditions": [refused]}}
+    site.store.put(kind, site.cluster._keep(deployment))
     site.runs.seen = RunView(open_s=99.0)
     site.look()
-    assert ("get", "DEPLOYMENT") not in site.cluster.requests
     assert ready(site)[0] == "WorkersStarting"
     site.time_s = 60.0
     site.look()

@@ -179,6 +179,33 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     assert store.get(Kind.DLION_JOB, NAME) is kept
 
 
+def test_an_object_that_went_is_refused_only_where_it_is_no_newer() -> None:
+    """A watch by label says that an object is gone when its label is."""
+    store = Store()
+    store.put(Kind.POD, pod(5))
+    store.remove(Kind.POD, pod(7))
+    assert not store.put(Kind.POD, pod(6))
+    assert not store.put(Kind.POD, pod(7))
+    assert store.put(Kind.POD, pod(8))
+    assert store.of_job(Kind.POD, NAME)
+
+
+def test_late_news_of_an_end_does_not_take_away_what_is_newer() -> None:
+    store = Store()
+    store.put(Kind.POD, pod(8))
+    store.remove(Kind.POD, pod(7))
+    assert store.of_job(Kind.POD, NAME)
+
+
+def test_an_object_whose_label_is_changed_belongs_to_another_job() -> None:
+    store, moved = Store(), pod(6)
+    store.put(Kind.POD, pod(5))
+    moved["metadata"]["labels"] = {"dlion.dev/job-name": "another"}
+    store.put(Kind.POD, moved)
+    assert store.of_job(Kind.POD, NAME) == ()
+    assert len(store.of_job(Kind.POD, ObjectName("default", "another"))) == 1
+
+
 def test_objects_are_found_by_their_jobs_label() -> None:
     store = Store()
     store.put(Kind.POD, pod(1, "p-1"))

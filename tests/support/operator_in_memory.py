@@ -1,0 +1,259 @@
+"""A reconciler between an API server and a coordinator in memory, for tests of the operator.
+
+The server keeps objects and counts requests; that a real one takes them is shown in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.cluster_names import INDEX_LABEL, JOB_LABEL
+from dlion_operator.cluster import ConflictError, Document, Kind, Listing
+from dlion_operator.notices import Notices
+from dlion_operator.observed import RunView
+from dlion_operator.reconcile import Reconciler
+from dlion_operator.resync import WATCHED
+from dlion_operator.store import ObjectName, Store
+from operator_world import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+    from dlion_api.spec import Job
+    from dlion_operator.decisions import Notice
+    from dlion_operator.exposure import Addresses
+    from dlion_operator.job_authority import NamedAuthority
+    from dlion_operator.settings import Settings
+
+NAME = ObjectName("default", "digits")
+READS = ("get", "list", "dry run")
+
+
+class KeptObjects:
+    """A `Cluster` in memory: enough of one to count what is asked of it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[Kind, str], Document] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.deleted: list[tuple[Kind, str, str]] = []
+        """Kind, name and UID of each delete that was asked for."""
+        self.refuse: Callable[[str, Document], None] = lambda _verb, _document: None
+        self._version = 100
+
+    def _note(self, verb: str, document: Document) -> None:
+        self.requests.append((verb, str(document.get("kind"))))
+        self.refuse(verb, document)
+
+    def writes(self) -> list[tuple[str, str]]:
+        """Requests that change something, events apart."""
+        return [r for r in self.requests if r[0] not in READS and r[1] != "Event"]
+
+    def _keep(self, document: Document) -> Document:
+        self._version += 1
+        kept = copy.deepcopy(document)
+        kept["metadata"].setdefault("uid", f"uid-{self._version}")
+        kept["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[Kind.of(document), kept["metadata"]["name"]] = kept
+        return copy.deepcopy(kept)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
+        self._note("get", {"kind": kind.name})
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+        self._note("list", {"kind": kind.name})
+        return Listing([d for (k, _), d in self.objects.items() if k is kind], "1")
+
+    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
+        self._note("dry run" if dry_run else "create", document)
+        if dry_run:
+            return document
+        if (Kind.of(document), document["metadata"]["name"]) in self.objects:
+            raise ConflictError("there already")
+        return self._keep(document)
+
+    async def apply(self, document: Document) -> Document:
+        self._note("apply", document)
+        return self._keep(document)
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document, *, subresource: str = ""
+    ) -> Document | None:
+        kept = self.objects.get((kind, name))
+        self._note("patch", {"kind": subresource or kind.name})
+        uid = patch.get("metadata", {}).get("uid")
+        if kept is not None and uid not in (None, kept["metadata"]["uid"]):
+            raise ConflictError("of another object")
+        if kept is None:
+            return None
+        return self._keep(_merged(kept, patch))
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        self._note("delete", {"kind": kind.name})
+        self.deleted.append((kind, name, uid))
+        kept = self.objects.get((kind, name))
+        if kept is not None and uid not in ("", kept["metadata"]["uid"]):
+            raise ConflictError("of another object")
+        self.objects.pop((kind, name), None)
+
+    async def signing_keys(self) -> bytes:
+        raise AssertionError("nobody asks here")
+
+    async def issuer(self) -> str:
+        raise AssertionError("nobody asks here")
+
+
+class NoWorkers:
+    """A coordinator that nobody has joined; `seen` is what it says."""
+
+    def __init__(self) -> None:
+        self.seen: RunView | None = None
+        self.others = RunView(open_s=0.0)
+        self.asked: list[SiteName] = []
+        self.open_runs: list[JobKey] = []
+        self.addresses: Addresses | None = None
+        self.told: tuple[Notice, ...] = ()
+        self.authority: NamedAuthority | None = None
+        self.known_by = "PEM"
+        self.kept_bundles: Mapping[SiteName, bytes] = {}
+
+    def open(
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
+    ) -> None:
+        self.open_runs, self.addresses = [job.key], addresses
+        self.authority, self.kept_bundles = authority, kept_bundles
+
+    def stop(self, run: JobKey, reason: str) -> None: ...
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
+
+    def close(self, namespace: str, name: str) -> None:
+        self.open_runs = []
+
+    def view(self, run: JobKey) -> RunView | None:
+        return self.seen
+
+    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        self.asked = list(sites)
+        return self.others
+
+    def news(self, run: JobKey) -> tuple[Notice, ...]:
+        told, self.told = self.told, ()
+        return told
+
+    def authority_pem(self) -> str:
+        return self.known_by
+
+
+class Site:
+    """A reconciler between an API server and a coordinator."""
+
+    def __init__(
+        self,
+        document: Document | None = None,
+        cluster: KeptObjects | None = None,
+        settings: Settings = SETTINGS,
+    ) -> None:
+        self.cluster = cluster or KeptObjects()
+        self.name = NAME
+        self.store = Store()
+        self.runs = NoWorkers()
+        self.time_s = 0.0
+        if document is not None:
+            self.change(document)
+        else:
+            for (kind, _), kept in self.cluster.objects.items():
+                if kind in WATCHED:
+                    self.store.put(kind, copy.deepcopy(kept))
+        self._reconciler = Reconciler(
+            cluster=self.cluster,
+            store=self.store,
+            runs=self.runs,
+            settings=settings,
+            notices=Notices(self.cluster),
+            now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
+            monotonic_s=lambda: self.time_s,
+        )
+
+    def change(self, document: Document) -> None:
+        """The user applies that manifest, and the watch brings it."""
+        self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
+
+    def lose(self, kind: Kind, name: str) -> None:
+        """Somebody deletes that object, and the watch brings it."""
+        gone = self.cluster.objects.pop((kind, name))
+        self.cluster._version += 1
+        gone["metadata"]["resourceVersion"] = str(self.cluster._version)
+        self.store.remove(kind, gone)
+
+    def relabel(self, kind: Kind, name: str, labels: dict[str, str | None]) -> None:
+        """Somebody changes labels of a child, and the watch by our label brings what it would."""
+        before = self.cluster.objects[kind, name]
+        after = self.cluster._keep(_merged(before, {"metadata": {"labels": labels}}))
+        if JOB_LABEL in after["metadata"]["labels"]:
+            self.store.put(kind, after)
+        else:  # as it was, at the version at which it went
+            gone = copy.deepcopy(before)
+            gone["metadata"]["resourceVersion"] = after["metadata"]["resourceVersion"]
+            self.store.remove(kind, gone)
+
+    def look(self) -> float | None:
+        """One look; the requests before it are forgotten."""
+        self.cluster.requests.clear()
+        return asyncio.run(self._reconciler.reconcile(NAME))
+
+    def start_pods(self) -> None:
+        """The pods that the Jobs and the Deployment ask for are there, and run."""
+        for (kind, name), made in tuple(self.cluster.objects.items()):
+            if kind not in (Kind.JOB, Kind.DEPLOYMENT):
+                continue
+            for index in range(made["spec"].get("parallelism", 1)):
+                labels = dict(made["spec"]["template"]["metadata"]["labels"])
+                is_job = kind is Kind.JOB
+                self.store.put(
+                    Kind.POD,
+                    {
+                        "metadata": {
+                            "name": f"{name}-{index}",
+                            "namespace": "default",
+                            "uid": f"uid-{name}-{index}",
+                            "labels": labels | ({INDEX_LABEL: str(index)} if is_job else {}),
+                            "ownerReferences": [
+                                {
+                                    "kind": "Job" if is_job else "ReplicaSet",
+                                    "name": name if is_job else f"{name}-5f",
+                                    "uid": made["metadata"]["uid"],
+                                }
+                            ],
+                        },
+                        "status": {"phase": "Running"},
+                    },
+                )
+
+    def status(self) -> dict[str, Any]:
+        """The status as it is kept."""
+        status: dict[str, Any] = self.cluster.objects[Kind.DLION_JOB, "digits"]["status"]
+        return status
+
+
+def _merged(base: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict) or not isinstance(base, dict):
+        return patch
+    result = {k: v for k, v in base.items() if k not in patch or patch[k] is not None}
+    result |= {k: _merged(base.get(k), v) for k, v in patch.items() if v is not None}
+    return result

@@ -1,0 +1,116 @@
+"""Labels of a DLionJob on its children.
+
+Proves: every child, and every pod template, bears the job's labels; ours win; the user's pod
+template wins over the job's; no selector names one; labels of Kubernetes and of GitOps tools stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job, load_job
+from dlion_operator import children
+from dlion_operator.settings import Gateway
+from operator_world import SETTINGS, dlion_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GIVEN = {"team": "vision", "cost.example/centre": "7"}
+NEVER = (
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/part-of",
+    "dlion.dev/site",
+    "kueue.x-k8s.io/queue-name",
+    "helm.sh/chart",
+    "argocd.argoproj.io/instance",
+    "kustomize.toolkit.fluxcd.io/name",
+    "helm.fluxcd.io/antecedent",
+    "objectset.rio.cattle.io/hash",
+    "fleet.cattle.io/bundle-id",
+    "kubectl.kubernetes.io/default-container",
+    "batch.kubernetes.io/job-name",
+    "kubernetes.io/metadata.name",
+    "topology.k8s.io/zone",
+)
+
+
+def all_children(job: Job) -> list[dict[str, Any]]:
+    """One of each that the operator makes."""
+    owner = {"uid": "u"}
+    (group,) = job.spec.sites[0].groups
+    worker = next(iter(job.workers()))
+    assert isinstance(worker, WorkerIdentity)
+    service = children.worker_service(job, worker, {}, SETTINGS, owner)
+    routed = {"metadata": {**service["metadata"], "uid": "s"}}
+    return [
+        children.config_map(job, SETTINGS, owner, authority_pem="PEM"),
+        children.headless_service(job, SETTINGS, owner),
+        *children.keeper_objects(job, SETTINGS, owner),
+        children.worker_job(job, group, SETTINGS, owner),
+        service,
+        *children.worker_routes(job, worker, Gateway(address="gateway.example:443"), routed),
+        children.authority_certificate(job, SETTINGS, owner),
+    ]
+
+
+def labelled(labels: dict[str, str], **spec: Any) -> Job:
+    document = dlion_job(**spec)
+    document["metadata"]["labels"] = labels
+    return load_job(document)
+
+
+def templates(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [d["spec"]["template"] for d in documents if "template" in d["spec"]]
+
+
+def selectors(value: Any) -> Iterator[dict[str, Any]]:
+    """Every selector anywhere in a document."""
+    if isinstance(value, dict):
+        yield from (each for name, each in value.items() if name in ("selector", "matchLabels"))
+        for each in value.values():
+            yield from selectors(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from selectors(each)
+
+
+def test_all_children_and_their_pods_bear_the_jobs_labels() -> None:
+    documents = all_children(labelled(GIVEN))
+    bare = all_children(labelled({}))
+    with_spec = [each for each in documents if "spec" in each]
+    assert len(templates(with_spec)) == 2
+    both = zip([*documents, *templates(with_spec)],
+               [*bare, *templates([b for b in bare if "spec" in b])], strict=True)  # fmt: skip
+    for one, other in both:
+        assert one["metadata"]["labels"] == other["metadata"]["labels"] | GIVEN
+
+
+def test_no_selector_names_one() -> None:
+    found = [each for document in all_children(labelled(GIVEN)) for each in selectors(document)]
+    assert found
+    assert found == [
+        each for document in all_children(labelled({})) for each in selectors(document)
+    ]
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_labels_of_others_are_never_copied(name: str) -> None:
+    before, after = all_children(labelled({})), all_children(labelled({name: "x"}))
+    changed = [d for one, d in zip(before, after, strict=True) if one != d]
+    if name == "kueue.x-k8s.io/queue-name":
+        assert [each["kind"] for each in changed] == ["Job"]
+        assert name not in changed[0]["spec"]["template"]["metadata"]["labels"]
+    else:
+        assert changed == []
+
+
+def test_the_pod_template_wins_over_the_job_and_ours_over_both() -> None:
+    template = {"metadata": {"labels": {"team": "sound", "dlion.dev/site": "x"}}}
+    (job,) = (d for d in all_children(labelled(GIVEN, podTemplate=template)) if d["kind"] == "Job")
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert (labels["team"], labels["cost.example/centre"]) == ("sound", "7")
+    assert labels["dlion.dev/site"] == "plant-a"

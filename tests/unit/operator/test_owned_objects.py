@@ -1,0 +1,132 @@
+"""What of a cluster's objects the operator takes for a job's, and what it does to no other.
+
+Proves: every delete names the UID of an object that the job owns, also where the object is known by
+name alone; an object of the same name with another owner stays; a child that has lost our labels,
+or has other values of them, gets them back before anything is decided, and the run goes on.
+Leaves out: how a real API server holds a delete against its UID (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from dlion_api.cluster_names import JOB_LABEL, RUN_LABEL
+from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
+from operator_in_memory import Site
+from operator_world import dlion_job
+
+BY_NAME = (Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP)
+
+
+def begin_another_run(site: Site) -> None:
+    """The user asks for run 2."""
+    changed = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
+    changed["spec"]["runId"] = "2"
+    site.change(changed)
+
+
+def test_every_delete_names_the_uid_of_the_object() -> None:
+    site = Site(dlion_job())
+    site.look()
+    uids = {
+        (kind, name): kept["metadata"]["uid"]
+        for (kind, name), kept in site.cluster.objects.items()
+        if kind is not Kind.DLION_JOB
+    }
+    begin_another_run(site)
+    site.look()
+    deleted = {(kind, name): uid for kind, name, uid in site.cluster.deleted}
+    assert {kind for kind, _ in deleted} == {Kind.JOB, *BY_NAME}
+    assert deleted == {key: uids[key] for key in deleted}
+
+
+@pytest.mark.parametrize("kind", BY_NAME)
+def test_an_object_with_another_owner_is_never_deleted(kind: Kind) -> None:
+    site = Site(dlion_job())
+    site.look()
+    name, theirs = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
+    begin_another_run(site)
+    site.look()
+    site.look()
+    assert site.cluster.objects[kind, name] is theirs
+    assert (kind, name) not in {(k, n) for k, n, _ in site.cluster.deleted}
+
+
+def test_an_object_on_its_way_out_is_not_deleted_again() -> None:
+    site = Site(dlion_job())
+    site.look()
+    for (kind, _), kept in site.cluster.objects.items():
+        if kind in BY_NAME:
+            kept["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    begin_another_run(site)
+    site.look()
+    assert {kind for kind, _, _ in site.cluster.deleted} == {Kind.JOB}
+
+
+def job_of(site: Site) -> tuple[str, Document]:
+    """The one Job, as the API server keeps it."""
+    ((name, kept),) = ((n, d) for (k, n), d in site.cluster.objects.items() if k is Kind.JOB)
+    return name, kept
+
+
+@pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE])
+@pytest.mark.parametrize("change", [{JOB_LABEL: None}, {RUN_LABEL: "9"}, {JOB_LABEL: "another"}])
+def test_a_child_that_loses_a_label_gets_it_back(kind: Kind, change: dict[str, str | None]) -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.look()
+    name = next(n for k, n in site.cluster.objects if k is kind)
+    before = dict(site.cluster.objects[kind, name]["metadata"]["labels"])
+    uid = site.cluster.objects[kind, name]["metadata"]["uid"]
+    site.relabel(kind, name, change)
+    site.look()
+    assert site.cluster.writes() == [("patch", kind.name)]
+    kept = site.cluster.objects[kind, name]["metadata"]
+    assert (kept["labels"], kept["uid"]) == (before, uid)
+    site.look()
+    assert (site.cluster.writes(), site.cluster.deleted) == ([], [])
+
+
+def test_a_label_that_is_taken_off_and_put_back_changes_nothing() -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.look()
+    name, _ = job_of(site)
+    site.relabel(Kind.JOB, name, {JOB_LABEL: None})
+    site.relabel(Kind.JOB, name, {JOB_LABEL: "digits"})
+    site.look()
+    assert site.cluster.requests == []
+    assert len(site.store.of_job(Kind.JOB, site.name)) == 1
+
+
+def test_a_child_that_lost_its_labels_while_the_operator_was_away_is_found() -> None:
+    first = Site(dlion_job())
+    first.look()
+    name, _ = job_of(first)
+    first.relabel(Kind.JOB, name, {JOB_LABEL: None})
+    again = Site(cluster=first.cluster)
+    again.store.remove(Kind.JOB, job_of(first)[1])
+    with pytest.raises(ConflictError, match="had lost its labels"):
+        again.look()
+    assert job_of(again)[1]["metadata"]["labels"][JOB_LABEL] == "digits"
+    again.look()
+    assert len(again.store.of_job(Kind.JOB, again.name)) == 1
+    assert again.cluster.deleted == []
+
+
+def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
+    site = Site(dlion_job())
+    site.look()
+    site.look()
+    name = next(n for k, n in site.cluster.objects if k is Kind.SERVICE)
+
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "patch" and document.get("kind") == "SERVICE":
+            raise RefusedError("403 a policy", 403)
+
+    site.cluster.refuse = refuse
+    site.relabel(Kind.SERVICE, name, {RUN_LABEL: "9"})
+    assert site.look() is not None
