@@ -6,14 +6,15 @@ makes the objects of a run again whose manifest changes before its workers train
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.document import to_document
 from dlion_api.errors import Problem
+from dlion_api.spec import Job
 from dlion_api.status import Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
@@ -36,17 +37,17 @@ _NOT_IN_OBJECTS = (
 MOST_FIELDS = 3
 
 
-def manifest_digest(document: Mapping[str, Any]) -> str:
-    """Of what a run's objects are made from, as it stands in the API server.
+def manifest_digest(job: Job) -> str:
+    """Of what a run's objects are made from.
 
-    The document is taken as it is written, not as this version reads it: another version of the
-    operator makes the same of it, and leaves a waiting run alone.
+    Without fields that stand at their default: a newer CRD or operator, which may have more of
+    them, leaves a waiting run alone.
     """
-    spec = copy.deepcopy(dict(document.get("spec") or {}))
+    spec = to_document(job.spec, without_defaults=True)
     for name in _NOT_IN_OBJECTS:
         spec.pop(name, None)
-    for site in spec.get("sites") or ():
-        for group in site.get("groups") or ():
+    for site in spec["sites"]:
+        for group in site["groups"]:
             group.pop("workers", None)
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -55,7 +56,7 @@ def manifest_digest(document: Mapping[str, Any]) -> str:
 def is_corrected(run: Run, seen: Observed) -> bool:
     """Whether the manifest has changed since this run's Jobs were made, and nobody has trained."""
     made_from = run.manifest_digest
-    if not made_from or made_from == manifest_digest(seen.document):
+    if not made_from or made_from == manifest_digest(run.job):
         return False
     return not has_trained(run, seen) and not just_opened(run, seen)
 

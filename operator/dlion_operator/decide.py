@@ -253,7 +253,7 @@ def _objects(
     for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
             made = children.worker_job(run.job, group, settings, owner)
-            digest = run.manifest_digest or manifest_digest(seen.document)
+            digest = run.manifest_digest or manifest_digest(run.job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             yield Create(made)
     for service, document in exposing_objects(run, seen, settings):

@@ -1,10 +1,11 @@
 """What happens to a cluster ends no run that could go on: on real API servers, without pods.
 
-Proves: a degraded run goes on when its operator restarts and when the failed worker is scaled away;
-an admission policy that denies and then allows; a CRD that is newer than its operator; a wrong
-manifest corrected at three sites by one commit under one run id, and a site that joins later by the
-same manifest. Left out: the decisions one by one (tests/unit/operator/test_run_ends.py), labels,
-keepers and restored API servers (test_children, test_restored), workers that train (test_training).
+Proves: a matrix of how a run stands and what happens to it (a few cells here, all of them in
+`make slow`); a degraded run goes on when its operator restarts and when the failed worker is scaled
+away; an admission policy that denies and then allows; a wrong manifest corrected at three sites by
+one commit under one run id, and a site that joins later by the same manifest. Left out: the
+decisions one by one (tests/unit/operator/test_run_ends.py), an API server that is restored
+(test_restored_api_server), workers that train (test_run_ends_with_pods).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlion_api.endings import EndReport
 from manifest_table import changed
 from operator_process import OperatorProcess
 from podless_jobs import manifest, state_of, workers
@@ -42,17 +44,13 @@ def eventually(look: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     return found
 
 
-@pytest.fixture
-def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with operator_of(kubectl, tmp_path) as process:
+@pytest.fixture(scope="module")
+def operator(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One for all namespaces."""
+    folder = tmp_path_factory.mktemp("operator")
+    with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
         yield process
-
-
-def operator_of(kubectl: Kubectl, folder: Path, site: str = "plant-a") -> OperatorProcess:
-    home = kubectl.namespace
-    return OperatorProcess(
-        folder, kubectl.kubeconfig, site=site, namespaces=(home,), namespace=home
-    )
+        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
 def conditions(kubectl: Kubectl) -> dict[str, tuple[str, str, str]]:
@@ -127,11 +125,13 @@ POLICY = "validatingadmissionpolicy"
 BINDING = "validatingadmissionpolicybinding"
 
 
-def label_policy(kubectl: Kubectl) -> tuple[dict[str, Any], dict[str, Any]]:
+def label_policy(
+    kubectl: Kubectl, operation: str = "CREATE"
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every Job of that namespace needs the label `owner`."""
     name = f"owner-{kubectl.namespace}"
     api = {"apiVersion": "admissionregistration.k8s.io/v1"}
-    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"],
+    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": [operation],
             "resources": ["jobs"]}  # fmt: skip
     expression = "has(object.metadata.labels) && 'owner' in object.metadata.labels"
     chosen = {"matchLabels": {"kubernetes.io/metadata.name": kubectl.namespace}}
@@ -180,31 +180,170 @@ def test_what_a_policy_denies_is_named_and_made_once_it_allows_it(
         kubectl.run("delete", BINDING, binding["metadata"]["name"])
 
 
-def test_a_crd_newer_than_its_operator_ends_no_run(
-    kubectl: Kubectl, operator: OperatorProcess
-) -> None:
-    """A defaulted field comes back with the next write, as in the documented order of upgrades."""
+# ---- the matrix: how a run stands x what happens to it
+
+
+def healthy(kubectl: Kubectl) -> None:
     kubectl.apply(manifest())
-    eventually(lambda: len(jobs(kubectl)) == 2)
-    crd = "dlionjobs.dlion.dev"
+    eventually(lambda: len(workers(kubectl)) == 3)
+    have_trained(kubectl)
+
+
+def suspended(kubectl: Kubectl) -> None:
+    healthy(kubectl)
+    kubectl.apply(manifest(suspend=True))
+    eventually(lambda: conditions(kubectl)["Suspended"][0] == "True")
+
+
+def waiting(kubectl: Kubectl) -> None:
+    kubectl.apply(manifest())
+    eventually(lambda: len(workers(kubectl)) == 3)
+
+
+def ending(kubectl: Kubectl) -> None:
+    """One group has ended, another has not."""
+    healthy(kubectl)
+    (pod,) = kubectl.get("pods", "-l", "dlion.dev/group=large")["items"]
+    report = EndReport("maxSteps 100 reached", 100).to_json()
+    terminated = {"exitCode": 0, "startedAt": LATEST, "finishedAt": LATEST, "message": report}
+    ended = {"status": {"phase": "Succeeded", "containerStatuses": [
+        {"name": "trainer", "image": "x", "imageID": "x", "ready": False, "restartCount": 0,
+         "state": {"terminated": terminated}}]}}  # fmt: skip
+    kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=merge",
+                "-p", json.dumps(ended))  # fmt: skip
+    eventually(lambda: sum(job["status"].get("succeeded", 0) for job in jobs(kubectl)) == 1)
+
+
+def restarted(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    operator.kill()
+    operator.start()
+
+
+def scaled(workers_wanted: int) -> Callable[[Kubectl, OperatorProcess], None]:
+    def scale(kubectl: Kubectl, _: OperatorProcess) -> None:
+        patch = [{"op": "replace", "path": "/spec/sites/0/groups/0/workers",
+                  "value": workers_wanted}]  # fmt: skip
+        kubectl.run("patch", "dlj", "digits", "--type=json", "-p", json.dumps(patch))
+        if conditions(kubectl)["Suspended"][0] == "False":
+            eventually(lambda: small(kubectl)["spec"]["parallelism"] == workers_wanted)
+
+    return scale
+
+
+def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
+    """A defaulted field comes back with the next write, as in the documented order of upgrades."""
     path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/exchange/properties"
-    add = {
-        "op": "add",
-        "path": f"{path}/robustness",
-        "value": {"type": "string", "default": "clip"},
-    }
-    remove = {"op": "remove", "path": f"{path}/robustness"}
-    kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([add]))
+    value = {"type": "string", "default": "clip"}
+    added = {"op": "add", "path": f"{path}/robustness", "value": value}
+    removed = {"op": "remove", "path": f"{path}/robustness"}
+    crd = "dlionjobs.dlion.dev"
+    kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([added]))
     try:
         kubectl.run("annotate", "dlj", "digits", "looked=at")
-        eventually(lambda: "spec.exchange.robustness" in conditions(kubectl)["Ready"][2])
-        kubectl.apply(changed(manifest(), {"spec.checkpoint.everySeconds": 77}))
         time.sleep(3.0)
         assert not is_over(kubectl)
-        assert conditions(kubectl)["Ready"][1] == "WorkersStarting"
-        assert len(jobs(kubectl)) == 2
+        found = kubectl.get("dlj", "digits")
+        assert found["spec"]["exchange"]["robustness"] == "clip"
     finally:
-        kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([remove]))
+        kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([removed]))
+
+
+def rolled_back(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    """What a newer operator has left is not touched."""
+    operator.kill()
+    for job in jobs(kubectl):
+        kubectl.run("annotate", "job", job["metadata"]["name"], "dlion.dev/of-a-later-version=x")
+    operator.start()
+
+
+def denied_then_allowed(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    policy, binding = label_policy(kubectl, "UPDATE")
+    kubectl.apply(policy, binding)
+    time.sleep(2.0)
+    try:
+        patch = [{"op": "replace", "path": "/spec/sites/0/groups/0/workers", "value": 1}]
+        kubectl.run("patch", "dlj", "digits", "--type=json", "-p", json.dumps(patch))
+        time.sleep(3.0)
+        assert not is_over(kubectl)
+    finally:
+        kubectl.run("delete", POLICY, policy["metadata"]["name"])
+        kubectl.run("delete", BINDING, binding["metadata"]["name"])
+    if conditions(kubectl)["Suspended"][0] == "False":
+        eventually(lambda: small(kubectl)["spec"]["parallelism"] == 1)
+
+
+def label_off_and_on(kubectl: Kubectl, _: OperatorProcess) -> None:
+    name = small(kubectl)["metadata"]["name"]
+    kubectl.run("label", "job", name, "dlion.dev/job-name-")
+
+    def is_back() -> bool:
+        labels = kubectl.get("job", name)["metadata"]["labels"]
+        return bool(labels.get("dlion.dev/job-name") == "digits")
+
+    eventually(is_back, within_s=20)
+
+
+def keeper_deleted(kubectl: Kubectl, _: OperatorProcess) -> None:
+    for kind in ("deployment", "configmap"):
+        if not (found := kubectl.get(kind, "-l", "dlion.dev/job-name=digits")["items"]):
+            continue
+        before = found[0]["metadata"]
+        kubectl.run("delete", kind, before["name"])
+
+        def is_back(kind: str = kind, uid: str = before["uid"]) -> bool:
+            there = kubectl.get(kind, "-l", "dlion.dev/job-name=digits")["items"]
+            return any(each["metadata"]["uid"] != uid for each in there)
+
+        if conditions(kubectl)["Suspended"][0] == "False":
+            eventually(is_back, within_s=20)
+
+
+STATES = (healthy, degraded, suspended, waiting, ending)
+EVENTS: dict[str, Callable[[Kubectl, OperatorProcess], None]] = {
+    "restarted": restarted,
+    "scaled down": scaled(1),
+    "scaled up": scaled(3),
+    "CRD newer": newer_crd,
+    "rolled back": rolled_back,
+    "denied, then allowed": denied_then_allowed,
+    "label off and on": label_off_and_on,
+    "keeper deleted": keeper_deleted,
+}
+CORE = {
+    ("healthy", "CRD newer"), ("healthy", "label off and on"), ("healthy", "keeper deleted"),
+    ("degraded", "denied, then allowed"), ("suspended", "scaled up"), ("ending", "restarted"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("nobody_runs_pods")
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        pytest.param(
+            state,
+            event,
+            id=f"{state.__name__}-{event}",
+            marks=() if (state.__name__, event) in CORE else pytest.mark.slow,
+        )
+        for state in STATES
+        for event in EVENTS
+    ],
+)
+def test_a_run_goes_on(
+    kubectl: Kubectl,
+    operator: OperatorProcess,
+    state: Callable[[Kubectl], None],
+    event: str,
+) -> None:
+    state(kubectl)
+    EVENTS[event](kubectl, operator)
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        assert not is_over(kubectl), conditions(kubectl)
+        time.sleep(0.5)
+    assert len(jobs(kubectl)) == 2
+    started = kubectl.get("dlj", "digits")["status"].get("trainingStartTime")
+    assert started == (None if state is waiting else LATEST)
 
 
 SITES = {"site-a": "plant-a", "site-b": "plant-b", "site-c": "plant-c"}
@@ -231,7 +370,7 @@ def test_one_commit_corrects_a_fleet_under_one_run_id(tmp_path: Path) -> None:
             kubectl.wait_until_known("dlj")
             folder = tmp_path / name
             folder.mkdir()
-            stack.enter_context(operator_of(kubectl, folder, name))
+            stack.enter_context(OperatorProcess(folder, kubectl.kubeconfig, site=name))
         first, second, _ = sites
         policy, binding = label_policy(second)
         second.apply(policy, binding)

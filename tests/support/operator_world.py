@@ -133,7 +133,7 @@ class World:
             made["metadata"] |= {
                 "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)
             }  # fmt: skip
-            digest = manifest_digest(self.document)
+            digest = manifest_digest(job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             made["status"] = {"startTime": stamp(self.now)}
             self.jobs[group.name] = made

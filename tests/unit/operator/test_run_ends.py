@@ -434,3 +434,10 @@ def test_status_fields_of_a_newer_operator_stay_while_their_run_lasts() -> None:
     world.document["status"]["later"] = {"a": 1}
     world.train(ready=1)
     assert world.look().status["later"] == {"a": 1}  # type: ignore[index]
+
+
+def test_a_newer_crd_makes_nothing_of_a_waiting_run_again() -> None:
+    world = running()
+    world.run = RunView(open_s=600.0)
+    newer_crd(world)
+    assert ends(world.look()) == []
