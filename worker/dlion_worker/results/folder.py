@@ -170,6 +170,11 @@ class ResultFolder:
         return self._tally.end_s
 
     @property
+    def last_iteration(self) -> int:
+        """Of the worker that came furthest; 0 before the first."""
+        return max((worker.last_iteration for worker in self._tally.workers.values()), default=0)
+
+    @property
     def has_steps(self) -> bool:
         """Whether any worker has finished a step."""
         return any(worker.steps for worker in self._tally.workers.values())

@@ -66,7 +66,8 @@ class SavedModel:
     def __str__(self) -> str:
         mean = self.mean_replica_accuracy
         return (
-            f"{self.model} of workers {', '.join(map(str, self.ranks))}: "
+            f"{self.model} of worker{'s' * (len(self.ranks) > 1)} "
+            f"{', '.join(map(str, self.ranks))}: "
             f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}"
             + ("" if mean is None else f", mean {mean:.4f}")
             + ")"
@@ -178,7 +179,7 @@ def choose_model(
     accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
     averaged_accuracy = accuracy_of(averaged)
     best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
-    is_averaged = averaged_accuracy >= accuracies[best.rank]
+    is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
     about = SavedModel(
         model="averaged" if is_averaged else f"replica {best.rank}",
         accuracy=max(averaged_accuracy, accuracies[best.rank]),
