@@ -23,7 +23,8 @@ from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_worker.environments import Plan
 from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.local.measuring import Comparison
-from dlion_worker.local.runner import LocalRunner, RunOutcome
+from dlion_worker.local.outcome import RunOutcome
+from dlion_worker.local.runner import LocalRunner
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.results.judgement import EndReason, judge
@@ -181,6 +182,7 @@ class LocalTraining:
             resume=self.resume,
             elapsed_s=self.folder.elapsed_s,
             privileged=self.privileged,
+            check_folder=self.folder.check_there,
             on_environment=lambda *found: self.folder.write_environment(self.asked.report(*found)),
         )
 

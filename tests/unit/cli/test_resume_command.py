@@ -1,4 +1,4 @@
-"""The command with which a run goes on: what was given, word for word, to be pasted into a shell."""
+"""The command with which a run goes on is what was given, word for word, fit for a shell."""
 
 from __future__ import annotations
 

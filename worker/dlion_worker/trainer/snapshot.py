@@ -72,7 +72,7 @@ def storage_words(error: OSError) -> str:
 
 def save_checkpoint(path: Path, values: CheckpointValues) -> None:
     """Writes named values. Raises `OSError` (a full disk, say); the old file then stands whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # the folder above is the run's: it is not made again
     fresh = path.with_suffix(".writing")
     try:
         with fresh.open("wb") as file:
