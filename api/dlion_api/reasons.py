@@ -43,6 +43,10 @@ class EventReason(StrEnum):
     TRAINING_STOPPED = "TrainingStopped", "a worker stopped, with the condition that was met"
     WORKER_LOST = "WorkerLost", "a worker's stream broke; it may come back"
     WORKER_FAILED = "WorkerFailed", "a worker ended for good"
+    TRAINER_ENDED = (
+        "TrainerEnded",
+        "a trainer's process ended; its supervisor starts it again after a while",
+    )
     SIDECAR_ENDED = (
         "SidecarEnded",
         "a sidecar ended; its worker trains on with the last directive while it is started again",
@@ -87,6 +91,10 @@ class EventReason(StrEnum):
     CHECKPOINT_FAILED = (
         "CheckpointFailed",
         "a checkpoint could not be written (full disk); the last one stands, training goes on",
+    )
+    CHECKPOINT_DAMAGED = (
+        "CheckpointDamaged",
+        "a checkpoint cannot be read: it is set aside, and the worker takes a peer's state",
     )
     CHECKPOINT_KEPT = "CheckpointKept", "the site's keeper has a worker's newest checkpoint"
     MODEL_KEPT = "ModelKept", "the site's keeper has the site's model"

@@ -146,11 +146,15 @@ class Runs:
         return str(path)
 
     def _run(self, command: list[str], planned: Planned, folder: Path) -> None:
-        """Raises: EndedError with the run's own words where it fails."""
+        """One whose model lacks a worker that the environment took away for good counts: so it
+        is under every policy there. One that ended early has no figures at its end.
+
+        Raises: EndedError with the run's own words where it fails, or ended early.
+        """
         code, said = self._processes.run(command)
         if code == ExitCode.DIVERGED:
             (folder / DIVERGED).write_text(f"{said[-2000:]}\n")
-        elif code:
+        elif code not in (ExitCode.OK, ExitCode.PARTIAL):
             raise failure(str(planned.folder), code, said)
 
     def _tell_taken(self, planned: Sequence[Planned], matrix: Matrix) -> None:
@@ -169,6 +173,7 @@ class Runs:
             number = f"{self._done}/{self._count}"
         accuracy = "—" if figures.accuracy is None else f"{figures.accuracy:.1%}"
         accuracy = "diverged" if figures.diverged else accuracy
+        accuracy += " (partial: its model lacks a worker)" if figures.partial else ""
         self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)
 
 

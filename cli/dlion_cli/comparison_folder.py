@@ -18,6 +18,7 @@ import yaml
 
 from dlion_api.errors import Problem, SpecError
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
+from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.lock import BEGUN, LOCK, FolderLock, is_lock
 from dlion_worker.results.storage import storage_error
 
@@ -95,12 +96,14 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def is_done(folder: Path, asked: str) -> bool:
-    """Whether a run that was asked for just that has ended there, well or diverged."""
+    """Whether a run that was asked for just that has ended there: well, partial or diverged."""
     try:
         if (folder / ASKED).read_text() != asked:
             return False
         summary = json.loads((folder / SUMMARY).read_text())
-        return (folder / DIVERGED).exists() or summary["ending"]["succeeded"] is True
+        ending = summary["ending"]
+        has_figures = ending["succeeded"] is True or ending.get("reason") == EndReason.PARTIAL
+        return has_figures or (folder / DIVERGED).exists()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from dlion_api.errors import DLionError
+from dlion_cli.failures import exit_code_of
 from dlion_cli.interruption import Interruption, OutOfTimeError
 from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.summary import Ending, Json
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ def finish_broken(
         stop_reason="interrupted" if error is None else "an error ended the run",
         message="" if error is None else str(error),
         succeeded=False,
+        reason=EndReason.INTERRUPTED if error is None else EndReason.of(exit_code_of(error)),
         started_at=now.isoformat(timespec="seconds"),
     )
     try:

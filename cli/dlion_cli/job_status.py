@@ -22,6 +22,8 @@ _FAILURES = {
     Reason.PROGRAM_FAILED: ExitCode.PROGRAM,
     Reason.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
     Reason.MODEL_LOST: ExitCode.MODEL_LOST,
+    Reason.ENDED_EARLY: ExitCode.ENDED_EARLY,
+    Reason.PARTIAL: ExitCode.PARTIAL,
 }
 
 

@@ -5,6 +5,7 @@ Owns what a run that ended, or was interrupted, comes to for the summary and for
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
@@ -21,9 +23,12 @@ from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_worker.environments import Plan
 from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.local.measuring import Comparison
-from dlion_worker.local.runner import LocalRunner, RunOutcome
+from dlion_worker.local.outcome import RunOutcome
+from dlion_worker.local.runner import LocalRunner
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason, judge
+from dlion_worker.results.models import SavedModel, read_models
 
 
 @dataclass
@@ -33,16 +38,22 @@ class Listener:
     folder: ResultFolder
     view: LiveView
     stop_reasons: list[str] = field(default_factory=list)
+    saved_by: set[Rank] = field(default_factory=set)
+    """Workers that have saved their site's model at the end of this run."""
+    iteration: int = 0
     has_trained: bool = False
 
     def take(self, record: ProgressRecord) -> None:
         """One record, in the order of arrival."""
         self.folder.append(record)
         self.view.update(record)
+        self.iteration = max(self.iteration, record.iteration)
         if isinstance(record, EventRecord):
             self.has_trained |= record.reason == EventReason.TRAINING_STARTED
             if record.reason == EventReason.TRAINING_STOPPED:
                 self.stop_reasons.append(record.message)
+            elif record.reason == EventReason.MODEL_SAVED:
+                self.saved_by.add(record.rank)
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,12 @@ class Ended:
     """How the training ended, for the summary and for the shell."""
 
     exit_code: ExitCode
-    reason: str
+    stop_reason: str
     succeeded: bool
+    reason: EndReason
     problems: tuple[str, ...] = ()
+    """What the terminal says of it, the most important first."""
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,19 +120,55 @@ class LocalTraining:
                     outcome = runner.run()
             finally:
                 coordinator.close()
-        return _ended(outcome, listener)
+        return self._ended(outcome, listener)
 
     def interrupted(self) -> Ended:
         """How it ended where `run` was interrupted: in its own way where it was over already."""
         listener, runner = self._listener, self._runner
         if listener is None or runner is None:
-            return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False)
+            return _interrupted()
         if runner.is_over:
-            return replace(_ended(runner.outcome(), listener), exit_code=ExitCode.INTERRUPTED)
+            ended = self._ended(runner.outcome(), listener)
+            return replace(ended, exit_code=ExitCode.INTERRUPTED)
         if self.job.spec.trainer.stop.continuous and listener.has_trained and not runner.has_failed:
             # It has no other end: who stops it has got what they wanted.
-            return Ended(ExitCode.INTERRUPTED, "stopped by a signal", succeeded=True)
-        return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False)
+            words = "stopped by a signal"
+            return Ended(ExitCode.INTERRUPTED, words, succeeded=True, reason=EndReason.STOPPED)
+        return _interrupted()
+
+    def _ended(self, outcome: RunOutcome, listener: Listener) -> Ended:
+        """How it ended where all workers came to their end, or were given up."""
+        failed = sorted(outcome.failed.items())
+        failures = [f"worker {rank} ended with {why}" for rank, why in failed]
+        if outcome.exit_code is not ExitCode.OK:
+            reasons = [*outcome.problems, *listener.stop_reasons, "no worker trained to the end"]
+            return Ended(
+                outcome.exit_code,
+                reasons[0],
+                succeeded=False,
+                reason=EndReason.of(outcome.exit_code),
+                problems=(*outcome.problems, *failures),
+            )
+        judgement = judge(
+            listener.stop_reasons,
+            expected=[worker.rank for worker in self.job.workers()],
+            models=self._saved_models(listener.saved_by),
+            iteration=listener.iteration,
+            why={rank: f"ended with {why.code.name} ({int(why.code)})" for rank, why in failed},
+        )
+        return Ended(
+            judgement.exit_code,
+            judgement.stop_reason,
+            succeeded=judgement.exit_code is ExitCode.OK,
+            reason=EndReason.of(judgement.exit_code),
+            problems=tuple(filter(None, (judgement.message, *outcome.problems, *failures))),
+            missing=judgement.missing,
+        )
+
+    def _saved_models(self, saved_by: Collection[Rank]) -> list[SavedModel]:
+        """Those of this run: a folder that is gone on with has an earlier run's, too."""
+        sites = {self.job.worker(rank).site for rank in saved_by}
+        return [model for model in read_models(self.folder.path) if model.site in sites]
 
     def _runner_with(self, coordinator: LocalCoordinator, listener: Listener) -> LocalRunner:
         return LocalRunner(
@@ -132,6 +182,7 @@ class LocalTraining:
             resume=self.resume,
             elapsed_s=self.folder.elapsed_s,
             privileged=self.privileged,
+            check_folder=self.folder.check_there,
             on_environment=lambda *found: self.folder.write_environment(self.asked.report(*found)),
         )
 
@@ -140,12 +191,6 @@ class LocalTraining:
             self._runner.record(record)
 
 
-def _ended(outcome: RunOutcome, listener: Listener) -> Ended:
-    reasons = [*outcome.problems, *listener.stop_reasons, "no worker trained to the end"]
-    failures = [f"worker {rank} ended with {why}" for rank, why in sorted(outcome.failed.items())]
-    return Ended(
-        outcome.exit_code,
-        reasons[0],
-        succeeded=outcome.exit_code is ExitCode.OK,
-        problems=(*outcome.problems, *failures),
-    )
+def _interrupted() -> Ended:
+    reason = EndReason.INTERRUPTED
+    return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False, reason=reason)

@@ -28,11 +28,13 @@ from dlion_cli.manifests import (
     refuse_named_authority,
     refuse_suspended,
 )
+from dlion_cli.resume_command import ResumeCommand
 from dlion_cli.table import print_result
 from dlion_operator.issuing import LIFE
 from dlion_worker.environments import Environment, load_environment, unlimited_plan
 from dlion_worker.results.description import describe
 from dlion_worker.results.folder import ResultFolder, kept_program_root
+from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.summary import Ending, Json
 
 log = logging.getLogger(__name__)
@@ -135,10 +137,30 @@ def run(
             finish_broken(folder, error, interruption, now=now)
             raise
         report = report_in_time(folder, summary, interruption)
+        print_result(Console(), summary, folder=folder.path, report=report, output=output)
         for problem in ended.problems:
             click.echo(f"dlion: {problem}", err=True)
-        print_result(Console(), summary, folder=folder.path, report=report, output=output)
+        command = ResumeCommand(file, environment, assignments, data_root, unprivileged)
+        _tell_how_to_go_on(ended, command.words(folder.path), folder)
         return ended.exit_code
+
+
+def _tell_how_to_go_on(ended: Ended, command: str, folder: ResultFolder) -> None:
+    """The last line of a run that has not come to its end: the command, to be copied."""
+    if ended.reason is EndReason.COMPLETED:
+        return
+    if not command:
+        click.echo("dlion: no checkpoint was saved yet: start afresh, with another --out", err=True)
+        return
+    if ended.reason is EndReason.PARTIAL:
+        click.echo(
+            f"dlion: logs are in {folder.path / 'logs'}. With a later trainer.stop "
+            "(--set trainer.stop.maxSteps=N) all workers train on:",
+            err=True,
+        )
+    else:
+        click.echo("dlion: to go on:", err=True)
+    click.echo(command, err=True)
 
 
 def _to_the_end(training: LocalTraining, now: datetime) -> tuple[Ended, Json]:
@@ -153,10 +175,12 @@ def _to_the_end(training: LocalTraining, now: datetime) -> tuple[Ended, Json]:
 
 def _summary(folder: ResultFolder, ended: Ended, now: datetime) -> Json:
     ending = Ending(
-        stop_reason=ended.reason,
+        stop_reason=ended.stop_reason,
         message="; ".join(ended.problems),
         succeeded=ended.succeeded,
         started_at=now.isoformat(timespec="seconds"),
+        reason=ended.reason,
+        missing=ended.missing,
     )
     return folder.finish(ending)
 

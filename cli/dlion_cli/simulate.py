@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -35,10 +36,15 @@ from dlion_worker.environments import Plan, load_environment
 from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason, judge
+from dlion_worker.results.models import read_models
 from dlion_worker.results.storage import write_whole
 from dlion_worker.results.summary import Ending, Json
 from dlion_worker.simulation.calibration import read_costs
 from dlion_worker.training import threads
+
+if TYPE_CHECKING:
+    from dlion_worker.simulation.run import SimulationOutcome
 
 SIMULATION = "simulation.json"
 
@@ -228,7 +234,7 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
     ):
         try:
             folder.write_environment(asked.environment)
-            simulated, ending = _simulate(asked, folder, console=console)
+            simulated, (code, ending) = _simulate(asked, folder, console=console)
         except KeyboardInterrupt:
             if folder.has_steps:
                 finish_broken(folder, None, interruption, now=now, with_report=False)
@@ -246,7 +252,7 @@ def simulate_into_folder(asked: Asked, show: Show) -> int:
         if not ending.succeeded:
             click.echo(f"dlion: {ending.message}", err=True)
         show(asked, Finished(folder.path, summary, report, simulated))
-        return ExitCode.OK if ending.succeeded else ExitCode.UNAVAILABLE
+        return code
 
 
 def _kept(folder: ResultFolder) -> str:
@@ -288,7 +294,9 @@ def refuse_endless(job: Job, source: str) -> None:
         raise SpecError(problems, source=source)
 
 
-def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[Simulated, Ending]:
+def _simulate(
+    asked: Asked, folder: ResultFolder, *, console: Console
+) -> tuple[Simulated, tuple[ExitCode, Ending]]:
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
     from dlion_worker.simulation.run import Simulation  # TensorFlow: only when all else is right
@@ -328,10 +336,29 @@ def _simulate(asked: Asked, folder: ResultFolder, *, console: Console) -> tuple[
         exchange_core_s=asked.exchange_core_s,
         calibration=asked.calibration,
     )
-    ending = Ending(
-        stop_reason=outcome.stop_reason, message=outcome.problem, succeeded=not outcome.problem
+    return simulated, judge_simulated(job, outcome, folder)
+
+
+def judge_simulated(
+    job: Job, outcome: SimulationOutcome, folder: ResultFolder
+) -> tuple[ExitCode, Ending]:
+    """How a simulated run ended, for the shell and for the summary: judged as a real one."""
+    if outcome.problem:
+        code = ExitCode.UNAVAILABLE
+        return code, Ending(outcome.stop_reason, outcome.problem, False, reason=EndReason.of(code))
+    judgement = judge(
+        [outcome.stop_reason],
+        expected=[worker.rank for worker in job.workers()],
+        models=read_models(folder.path),
+        iteration=folder.last_iteration,
     )
-    return simulated, ending
+    return judgement.exit_code, Ending(
+        judgement.stop_reason,
+        judgement.message,
+        judgement.exit_code is ExitCode.OK,
+        reason=EndReason.of(judgement.exit_code),
+        missing=judgement.missing,
+    )
 
 
 def _finish(

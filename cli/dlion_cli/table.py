@@ -46,7 +46,7 @@ NARROW = {96: "samples", 86: "steps"}
 def result_table(summary: Mapping[str, Any], width: int) -> Table:
     """One row per replica and one for all of them, `width` characters at most."""
     job, ending = summary["job"], summary["ending"]
-    title = f"{job['name']}: {printable(ending['stop_reason'])} after {duration(summary['time_s'])}"
+    title = f"{job['name']}: {_headline(ending)} after {duration(summary['time_s'])}"
     table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
     table.add_column("replica", no_wrap=True)
     left_out = {name for least, name in NARROW.items() if width < least}
@@ -70,9 +70,21 @@ def result_table(summary: Mapping[str, Any], width: int) -> Table:
         "sent": size(summary["sent_bytes"]),
     }
     add("all, mean", everybody, "bold")
-    if accuracy["averaged_model"] is not None:
+    if accuracy["averaged_model"] is not None and any(
+        len(m["ranks"]) > 1 for m in summary["models"]
+    ):
         add("averaged model", {"accuracy": share(accuracy["averaged_model"])}, "bold")
     return table
+
+
+def _headline(ending: Mapping[str, Any]) -> str:
+    """Why the run ended; where it has not succeeded, what it comes to before."""
+    words = printable(ending["stop_reason"])
+    if ending["succeeded"]:
+        return words
+    missing = ", ".join(map(str, ending["missing"]))
+    lacks = f", without the replica{'s' * (len(ending['missing']) > 1)} {missing}"
+    return f"{printable(ending['reason'])}: {words}{lacks if missing else ''}"
 
 
 def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:

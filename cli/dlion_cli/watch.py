@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def watch(jobs: Jobs, name: str, output: str, timeout_s: float | None) -> int:
     """Watch job NAME train: progress, ETA, metrics, sites, conditions, events.
 
-    Ends when the run has, with exit code 0 after success; 65, 67 or 124 where manifest, program or
+    Ends when the run has, with exit code 0 after success; 79 where it ended before its stop rule
+    was met, 80 where its model lacks a worker's replica; 65, 67 or 124 where manifest, program or
     deadline were the reason, else 1. A lost connection is made again. Ctrl-C leaves the job
     running. With --contexts it ends when the run has at all of them, with the first exit code that
     is not 0, in their order.

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from dlion_cli.job_status import Said
 
 _EVENTS_EVERY_S: Final = 5.0
+_HEADLINES: Final = {
+    ExitCode.ENDED_EARLY: "has ended before its stop rule was met",
+    ExitCode.PARTIAL: "has ended with a model that lacks a worker's replica",
+}
 
 
 def watch_to_end(jobs: Jobs, name: str, *, output: str, timeout_s: float | None) -> int:
@@ -91,7 +95,7 @@ def _as_picture(jobs: Jobs, name: str, timeout_s: float | None) -> int:
             view.__exit__()
     if outcome is None:
         raise _deleted(name)
-    return _told(name, outcome)
+    return tell_outcome(name, outcome)
 
 
 def _documents(
@@ -111,14 +115,16 @@ def _deleted(name: str) -> AbsentError:
     return AbsentError(f"DLionJob {name!r} was deleted while it was watched")
 
 
-def _told(name: str, outcome: Said) -> int:
+def tell_outcome(name: str, outcome: Said) -> int:
+    """Prints how a run ended; the exit code that goes with it."""
     code = exit_code_of(outcome)
     why = f": {outcome.message}" if outcome.message else ""
     if code is ExitCode.OK:
         click.echo(f"{name} has succeeded{why}. `dlion fetch {name}` brings its model")
     else:
         click.echo(
-            f"dlion: {name} has failed ({outcome.reason}){why}. `dlion logs {name}` and "
+            f"dlion: {name} {_HEADLINES.get(code, 'has failed')} ({outcome.reason}){why}. "
+            f"`dlion logs {name}` and "
             f"`dlion get {name}` say more",
             err=True,
         )

@@ -195,6 +195,20 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
 
 
 @pytest.mark.timeout(200)
+def test_a_result_folder_that_is_removed_ends_the_run_within_seconds(tmp_path: Path) -> None:
+    job = document(tmp_path, "")
+    job["spec"]["trainer"]["stop"] = {"maxSteps": 100_000}
+    with LocalRun(tmp_path, job) as run:
+        run.wait_for_step(5)
+        shutil.rmtree(run.folder)
+        assert run.finish(20) == ExitCode.STORAGE, run.terminal()
+    said = " ".join(run.terminal().split())
+    assert "the result folder is gone: it was removed or moved while the run went on" in said
+    assert str(run.folder) in said
+    assert not run.folder.exists(), "nothing is written in its place"
+
+
+@pytest.mark.timeout(200)
 def test_a_model_that_cannot_be_saved_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,8 @@ from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.spec import load_job
 from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_worker.environments import unlimited_plan
-from dlion_worker.local.runner import LocalRunner, RunOutcome
+from dlion_worker.local.outcome import RunOutcome
+from dlion_worker.local.runner import LocalRunner
 from local_run import LONG_S, blobs, job_document
 
 pytestmark = pytest.mark.patient

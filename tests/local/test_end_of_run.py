@@ -3,7 +3,7 @@ the best replica, with the accuracies of averaged, best and mean, and the sites 
 that is lost for good at the very end holds nobody up, also where it was to save for its site. An
 epoch is a pass over what all workers have together, however unequal that is. Where sites cannot
 reach each other at the end, each side ends, with a model of its own that says whose it is; the
-summary says which sites are in any of them, and who was missed.
+summary says which sites are in any of them, and who was missed. Neither is a success: exit code 80.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
@@ -66,7 +67,7 @@ def test_a_lead_lost_at_the_end_is_replaced(tmp_path: Path) -> None:
     with LocalRun(tmp_path, job_document(SITES, trainer=trainer, maxRestarts=0)) as run:
         run.wait_until(lambda: run.events("TrainingStopped"), "the end begins")
         run.kill_trainer(0)
-        run.finish(60)
+        assert run.finish(60) == ExitCode.PARTIAL, run.terminal()
     assert {event.rank for event in run.events("WorkerFailed")} == {0}
     for site in SITES:
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
@@ -96,7 +97,7 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
         synchronization={"mode": "bounded", "maxStaleness": 5},
     )
     with LocalRun(tmp_path, job, "--environment", str(path)) as run:
-        assert run.finish(300) == 0, run.terminal()
+        assert run.finish(300) == ExitCode.PARTIAL, run.terminal()
     stopped = {event.rank: event.time_s for event in run.events("TrainingStopped")}
     for rank, site in enumerate(sides):
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
@@ -108,4 +109,8 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
     summary = run.summary()
     assert {model["site"]: tuple(model["sites"]) for model in summary["models"]} == sides
     assert summary["included_sites"] == list(sides), "in any of the models"
-    assert run.summary()["ending"]["succeeded"]
+    ending = summary["ending"]
+    assert (ending["succeeded"], ending["reason"], ending["missing"]) == (
+        False, "Partial", [0, 1, 2]
+    )  # fmt: skip
+    assert "the saved models differ: that of plant-a holds workers 0, 1" in run.terminal()

@@ -2,8 +2,9 @@
 the workers wait for each other, in mid-training of a tiny model and of `cipher` (also under small
 quotas), at the end, while models are saved, while everything is taken away and while the report is
 written: exit code 130, no process, no temporary file, no key left, and a result folder with events
-and a summary that says so. So does the hang-up of a terminal. A killed `dlion run` takes everybody
-with it.
+and a summary that says so. No worker counts as lost, and the last line is the command that goes on.
+So does the hang-up of a terminal. A killed `dlion run` takes everybody with it, and trainers save
+a checkpoint before.
 
 No case has attempts of its own: the bar is a promise, not a mean. One that fails is run once more,
 as is every test of real processes, and the report lists it as rerun (CONTRIBUTING.md). Left out:
@@ -160,6 +161,9 @@ def test_a_signal_ends_everything_within_five_seconds(
     assert run.records() or moment is importing
     if moment is training:
         assert_readable_and_resumable(run)
+        assert not run.events("WorkerLost"), "nobody is lost: the user ended the run"
+        command = f"dlion run {tmp_path / 'job.yaml'} --resume {run.folder}"
+        assert run.terminal().splitlines()[-1] == command
     assert took_s <= WITHIN_S
 
 
@@ -269,3 +273,6 @@ def test_a_killed_command_takes_everybody_with_it(tmp_path: Path) -> None:
         assert not run.left_behind()
         assert took_s <= WITHIN_S
         assert run.steps(), "what was recorded can be read"
+    for rank in (0, 1):  # none had been saved before: checkpoint.everySeconds is 300
+        with np.load(run.folder / "state" / f"w{rank}" / "checkpoint.npz") as saved:
+            assert saved["iteration"] >= run.steps(rank)[-1].iteration, "no step was lost"

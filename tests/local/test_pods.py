@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from dlion_api import cluster_names as names
+from dlion_api.endings import EndReport
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_worker.results.faults import iteration_losses, lost_by_waiting
@@ -80,8 +81,17 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
     (tmp_path / "whole").mkdir()
     with pod_run(tmp_path / "whole", document(), subnet=1) as whole:
         start_all(whole)
+        for rank in range(2):  # as the kubelet makes it
+            (whole.root(f"w{rank}") / "dev").mkdir()
+            (whole.root(f"w{rank}") / "dev/termination-log").write_text("an earlier message")
         finish(whole)
         assert_once(whole)
+        saved, other = (
+            EndReport.from_json((whole.root(f"w{rank}") / "dev/termination-log").read_text())
+            for rank in range(2)
+        )
+        assert saved == EndReport(f"maxSteps {STEPS} reached", STEPS, ranks=(Rank(0), Rank(1)))
+        assert other == EndReport(f"maxSteps {STEPS} reached", STEPS), "it saved no model"
         expected = hashes(whole.steps())
         assert max(expected) == STEPS
         summary = whole.summary()

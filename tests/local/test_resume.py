@@ -3,7 +3,8 @@ very same steps as a run without a break: the same batches, and bit-identical we
 iteration is made twice. None is left out, but that a worker whose peer had made the last update
 before the break takes that update over from it instead of making it. So it is also where what is
 not sent of a gradient waits for the next one. The run's clock goes on. While it goes on, nobody
-else can resume it.
+else can resume it. A worker whose checkpoint is damaged says which, sets it aside and takes a
+peer's state.
 
 Left out: modes without a barrier (what arrives when differs from run to run), residuals of single
 links (replicas differ, and so do a worker's weights from those that it takes over).
@@ -44,6 +45,37 @@ def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> Non
     with LocalRun(second, document, "--resume", str(results)) as run:
         assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
     assert "still goes on" in run.terminal()
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(tmp_path: Path) -> None:
+    """Two of three are damaged; where all are, nothing is started and each is named."""
+    job = document(tmp_path, EXCHANGES["full"])
+    with LocalRun(tmp_path, job) as broken:
+        broken.wait_for_step(BREAK)
+        broken.end(signal.SIGINT)
+    paths = [broken.folder / "state" / f"w{rank}" / "checkpoint.npz" for rank in range(3)]
+    whole = paths[2].read_bytes()
+    paths[0].write_bytes(whole[: len(whole) // 2])
+    paths[1].write_bytes(b"")
+    paths[2].write_bytes(b"x" * 99)
+    with LocalRun(tmp_path, job, "--resume", str(broken.folder)) as refused:
+        assert refused.finish() == ExitCode.DATA, refused.terminal()
+    said = refused.terminal()
+    assert all(str(path) in said for path in paths)
+    assert "replica" not in said, "no table of the run before"
+
+    paths[2].write_bytes(whole)
+    with LocalRun(tmp_path, job, "--resume", str(broken.folder)) as resumed:
+        assert resumed.finish() == 0, resumed.terminal()
+    damaged = {event.rank: event.message for event in resumed.events("CheckpointDamaged")}
+    assert sorted(damaged) == [0, 1]
+    for rank in (0, 1):
+        assert str(paths[rank]) in damaged[rank]
+        assert paths[rank].with_name("checkpoint.npz.damaged").exists(), "set aside, not deleted"
+    assert sorted(event.rank for event in resumed.events("WorkerRejoined")) == [0, 1]
+    assert all(resumed.steps(rank)[-1].iteration == STEPS for rank in range(3))
+    assert all(len(set(known.values())) == 1 for known in hashes(resumed.steps()).values())
 
 
 @pytest.mark.timeout(300)

@@ -162,7 +162,12 @@ def test_a_crash_of_one_of_four_costs_the_others_at_most_an_iteration(
     assert max(step["time_s"] for step in run.steps[1]) <= CRASH_S
     last = [run.steps[rank][-1]["local_batch_size"] for rank in (0, 2, 3)]
     assert sum(last) == SAMPLES
-    assert run.summary["ending"]["stop_reason"] == "maxSeconds 30 reached"
+    ending = run.summary["ending"]
+    assert ending["stop_reason"] == "maxSeconds 30 reached"
+    assert (ending["reason"], ending["missing"]) == ("Partial", [1]), "its model lacks a worker"
+    assert not ending["succeeded"]
+    assert run.exit_code == ExitCode.PARTIAL
+    assert runs["late"].exit_code == ExitCode.OK
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "gaia-asked-to-wait"])

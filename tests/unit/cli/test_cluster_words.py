@@ -38,6 +38,7 @@ from dlion_cli.job_status import JobStatus, exit_code_of
 from dlion_cli.job_tables import list_table, one_job
 from dlion_cli.job_view import JobView
 from dlion_cli.kubeconfig import chosen_context
+from dlion_cli.watching import tell_outcome
 from manifest_table import changed, smallest
 
 NOW = datetime(2026, 1, 31, 12, 5, tzinfo=UTC)
@@ -251,6 +252,24 @@ def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
     assert exit_code_of(one.outcome) is ExitCode.PROGRAM
     other = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "2"}})
     assert other.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "words"),
+    [
+        ("EndedEarly", ExitCode.ENDED_EARLY, "digits has ended before its stop rule was met"),
+        ("Partial", ExitCode.PARTIAL, "digits has ended with a model that lacks a worker's"),
+        ("WorkersFailed", ExitCode.FAILED, "digits has failed"),
+    ],
+)
+def test_an_end_that_is_no_success_has_its_code_and_headline(
+    reason: str, code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = [condition("Failed", reason, message="worker 2 diverged")]
+    outcome = JobStatus(document(conditions=ended)).outcome
+    assert outcome is not None
+    assert tell_outcome("digits", outcome) is code
+    assert f"{words}" in capsys.readouterr().err
 
 
 def test_the_picture_counts_down_and_tells_of_trouble() -> None:

@@ -212,3 +212,14 @@ def test_a_column_whose_name_is_no_folders_is_refused(
     assert "--variant: a folder is named so" in said
     assert "allowed: letters, digits" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("reason", "counts"), [("Partial", True), ("EndedEarly", False)])
+def test_a_partial_run_counts_and_one_that_ended_early_is_run_again(
+    tmp_path: Path, reason: str, counts: bool
+) -> None:
+    """Of a worker that the environment takes away for good every policy's model lacks it."""
+    (tmp_path / "compared.json").write_text("asked")
+    ending = {"ending": {"succeeded": False, "reason": reason}}
+    (tmp_path / "summary.json").write_text(json.dumps(ending))
+    assert is_done(tmp_path, "asked") is counts

@@ -15,6 +15,7 @@ import os
 import resource
 import subprocess
 import sys
+import zipfile
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlion_api.errors import SpecError, UnavailableError
+from dlion_api.errors import DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord
@@ -62,7 +63,8 @@ def interrupted_run(path):
 
 def save_checkpoint(path):
     (path / "state" / "w1").mkdir(parents=True)
-    (path / "state" / "w1" / "checkpoint.npz").write_bytes(b"the trainer's business")
+    with zipfile.ZipFile(path / "state" / "w1" / "checkpoint.npz", "w") as archive:
+        archive.writestr("weights.npy", b"the trainer's business")
 
 
 def changed(*settings):
@@ -254,6 +256,22 @@ def test_resuming_without_a_checkpoint_is_refused_with_what_to_do(tmp_path):
         ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
     events = tmp_path / "run" / "events.jsonl"
     assert events.read_bytes() == before[events]
+
+
+def test_resuming_is_refused_where_no_checkpoint_can_be_read_and_each_is_named(tmp_path):
+    interrupted_run(tmp_path / "run")
+    whole = (tmp_path / "run" / "state" / "w1" / "checkpoint.npz").read_bytes()
+    paths = [tmp_path / "run" / "state" / name / "checkpoint.npz" for name in ("w0", "w1", "w2")]
+    flipped = whole.replace(b"business", b"busyness")
+    for path, content in zip(paths, (b"", flipped, whole[:40]), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
+    assert all(str(path) in str(refused.value) for path in paths)
+    assert "start afresh" in str(refused.value)
+    paths[2].write_bytes(whole)  # one is enough: the others take its worker's state
+    ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
 
 
 def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
@@ -113,7 +114,7 @@ def test_after_a_resume_points_stand_where_they_were_made_and_counts_go_on(tmp_p
                 folder.append(record)
         if opened_s == 0:
             (run / "state" / "w0").mkdir(parents=True)
-            (run / "state" / "w0" / "checkpoint.npz").touch()
+            np.savez(run / "state" / "w0" / "checkpoint.npz", weights=np.zeros(2))
         expected_s += [
             began.timestamp() + opened_s + r.time_s - before_s
             for r in part

@@ -78,7 +78,7 @@ def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: Exit, code:
 
 def test_exactly_the_documented_codes_are_fatal() -> None:
     fatal = {code for code in range(256) if Exit(code=code).fatal}
-    assert fatal == {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 124, 130}
+    assert fatal == {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130}
     assert not any(Exit(signal=number).fatal for number in range(1, 65))
 
 

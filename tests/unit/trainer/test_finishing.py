@@ -1,5 +1,6 @@
 """Facts: the averaged model weighs replicas by their samples; every site's lowest living rank
-leads, and the next one where it is gone, until somebody has saved for the site.
+leads, and the next one where it is gone, until somebody has saved for the site. A model of one
+replica alone is called that replica, not an average.
 
 Left out: the whole end of a run (tests/local/test_end_of_run.py).
 """
@@ -11,7 +12,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
-from dlion_worker.trainer.finishing import Replica, average, site_leads
+from dlion_worker.trainer.finishing import Replica, average, choose_model, site_leads
 from dlion_worker.trainer.snapshot import WorkerState
 from local_run import job_document
 
@@ -31,6 +32,13 @@ def test_replicas_count_by_their_samples() -> None:
 
 def test_without_samples_all_count_alike() -> None:
     assert average([replica(0, 1.0, 0), replica(1, 5.0, 0)]).weights_D[0] == pytest.approx(3.0)
+
+
+def test_a_model_of_one_replica_is_called_that_replica() -> None:
+    alone, _ = choose_model(JOB, [replica(2, 1, 9)], accuracy_of=lambda _: 0.5, stop_reason="")
+    assert (alone.model, str(alone).partition(":")[0]) == ("replica 2", "replica 2 of worker 2")
+    both = [replica(0, 1, 9), replica(2, 1, 9)]
+    assert choose_model(JOB, both, accuracy_of=lambda _: 0.5, stop_reason="")[0].model == "averaged"
 
 
 @pytest.mark.parametrize(

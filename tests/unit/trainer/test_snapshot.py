@@ -20,6 +20,7 @@ from dlion_worker.trainer.snapshot import (
     load_checkpoint,
     pack,
     save_checkpoint,
+    set_aside,
     storage_words,
     unpack,
 )
@@ -80,6 +81,16 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(DataError, match=r"checkpoint\.npz"):
         load_checkpoint(path)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_never_over_another(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    for content in (b"one", b"two"):
+        path.write_bytes(content)
+        set_aside(path)
+    assert not path.exists()
+    assert (tmp_path / "checkpoint.npz.damaged").read_bytes() == b"one"
+    assert (tmp_path / "checkpoint.npz.damaged-2").read_bytes() == b"two"
 
 
 def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ JSON lines.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _TAIL_BYTES = 65_536
@@ -23,9 +24,20 @@ def last_words(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    lines = [line for line in lines if line.strip() and not line.startswith('{"time"')]
-    error = _last_error(lines)
+    return last_error([line for line in lines if not line.startswith('{"time"')])
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The last error in those lines of a log, as one line; empty where there is none."""
+    error = _last_error([line for line in lines if line.strip()])
     return " ".join(" ".join(error).split())[:_LONGEST]
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The last of those lines of a log that says anything, without date, level and logger."""
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    record = _RECORD.match(said)
+    return " ".join((said if record is None else record["words"]).split())[:_LONGEST]
 
 
 def _last_error(lines: list[str]) -> list[str]:

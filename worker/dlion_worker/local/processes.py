@@ -46,12 +46,14 @@ class ProcessGroup:
         *,
         env: Mapping[str, str] | None = None,
         enter: Sequence[str] = (),
+        dies_by: int = signal.SIGKILL,
     ) -> int:
         """Starts a child and yields its pid; its output goes to `log_path(name)`, appended.
 
         `env` is added to this process's environment. `enter` is put before the command (to enter
-        a namespace, say); it must *become* the command, not fork it. A name may be used again
-        once its child has ended.
+        a namespace, say); it must *become* the command, not fork it. `dies_by`: the signal that
+        it gets when this process dies; after SIGTERM it has to end by itself. A name may be used
+        again once its child has ended.
 
         Raises:
             ValueError: the name is not fit for a file, or its child still runs.
@@ -64,7 +66,7 @@ class ProcessGroup:
         environment = {**os.environ, **(env or {})}
         with self.log_path(name).open("ab") as log:
             return self._starter.submit(
-                self._spawn, name, [*enter, *command], environment, log
+                self._spawn, name, tethered([*enter, *command], dies_by), environment, log
             ).result()
 
     def _spawn(
@@ -72,7 +74,7 @@ class ProcessGroup:
     ) -> int:
         """In the starter's thread: a Ctrl-C in the caller cannot come between start and list."""
         child = subprocess.Popen(
-            tethered(command),
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

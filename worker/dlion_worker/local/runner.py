@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from dlion_api.errors import DLionError, UnavailableError
 from dlion_api.exit_codes import ExitCode
@@ -31,17 +31,22 @@ from dlion_worker.environments.change_words import change_in_words
 from dlion_worker.environments.plan import Change, Plan
 from dlion_worker.kept_credentials import forget_credentials
 from dlion_worker.local.companions import Companion, Companions
+from dlion_worker.local.coordinator import Coordinator
 from dlion_worker.local.evaluating import NAME, SharedEvaluator
 from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.local.imposed import ImposedEnvironment
 from dlion_worker.local.kernels import compile_kernels
 from dlion_worker.local.last_words import last_words
 from dlion_worker.local.measuring import Comparison
+from dlion_worker.local.outcome import Failure, RunOutcome
 from dlion_worker.local.processes import ProcessGroup
+from dlion_worker.local.restarts import Restarts
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+FOLDER_EVERY_S = 1.0
+"""So often it is looked whether the result folder is still there."""
 STOP_GRACE_S = 3.0
 """From the first signal to the last SIGKILL: Ctrl-C ends everything within five seconds."""
 FINISH_WITHIN_S = 60.0
@@ -49,58 +54,6 @@ FINISH_WITHIN_S = 60.0
 
 Findings = Callable[[tuple[Comparison, ...], tuple[str, ...]], None]
 """Takes what the environment asked for beside what came of it, and notes on how it is imposed."""
-
-
-class Coordinator(Protocol):
-    """What the runner needs of the operator's coordinator."""
-
-    def start(self, host: str) -> str:
-        """Serves on that host, any port; the address."""
-        ...
-
-    def token(self, worker: WorkerIdentity) -> str:
-        """The secret by which that worker proves itself."""
-        ...
-
-    def authority_pem(self) -> bytes | None:
-        """The CA that its certificate is held against; None: plain text."""
-        ...
-
-    def request_stop(self, reason: str) -> None:
-        """Tells every worker to finish its iteration and end the run."""
-        ...
-
-    def lost(self, rank: Rank) -> None:
-        """That worker never comes back."""
-        ...
-
-    def take(self, record: ProgressRecord) -> None:
-        """Takes a record that came by another way than a worker's report."""
-        ...
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a worker ended for good before the run did."""
-
-    code: ExitCode
-    words: str
-    """The last error in its log; empty where there is none."""
-
-    def __str__(self) -> str:
-        return f"{self.code.name} ({int(self.code)}){': ' if self.words else ''}{self.words}"
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a local run ended."""
-
-    exit_code: ExitCode
-    failed: dict[Rank, Failure]
-    comparisons: tuple[Comparison, ...]
-    """What the environment asked for beside what came of it."""
-    problems: tuple[str, ...] = ()
-    """Why the run was given up, beside workers that failed."""
 
 
 class LocalRunner:
@@ -121,11 +74,12 @@ class LocalRunner:
         privileged: bool | None = None,
         measure_links: bool = True,
         on_environment: Findings | None = None,
+        check_folder: Callable[[], None] = lambda: None,
     ) -> None:
         """`program_root`: where the manifest's own program is looked up (None: in the data root).
         `elapsed_s`: how long the run that is resumed had gone on, by its records' clock.
         `on_environment` is called when the environment stands and, however the run ends, when it
-        is taken away.
+        is taken away. `check_folder` raises StorageError where the result folder is gone.
         """
         self._job = job
         self._plan = plan
@@ -139,6 +93,8 @@ class LocalRunner:
         self._privileged = privileged
         self._measure_links = measure_links
         self._on_environment = on_environment or (lambda _comparisons, _notes: None)
+        self._check_folder, self._folder_due_s = check_folder, 0.0
+        self._is_ending = False
         self._conditions = plan.initial
         self._finish_by_s = float("inf")
         self._problems: list[str] = []
@@ -173,6 +129,7 @@ class LocalRunner:
             group = ProcessGroup(self._results_dir)
             self._began_s = time.monotonic()
             self._companions = Companions(group, self._tell)
+            self._restarts = Restarts(self._tell)
             environment = ImposedEnvironment(
                 self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
             )
@@ -199,6 +156,9 @@ class LocalRunner:
 
     def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
         """Notes what came of the environment. Nobody is left; what they said last is recorded."""
+        with suppress(OSError):  # a full disk: processes are to end all the same
+            self._drain(environment)
+        self._is_ending = True
         self._comparisons = _measured(environment)
         codes = group.poll()
         group.close(STOP_GRACE_S)
@@ -207,7 +167,8 @@ class LocalRunner:
             forget_credentials(self._state_dir(worker.rank))
         self._drain(environment)
         self._note_ends(group, codes)
-        self._on_environment(self._comparisons, environment.notes)
+        if self._has_folder():
+            self._on_environment(self._comparisons, environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -233,7 +194,9 @@ class LocalRunner:
             self._companions.start(
                 Companion(name, EventReason.SIDECAR_ENDED, start, rank), time.monotonic()
             )
-            group.start(f"worker-{rank}", supervisor, env=env, enter=enter)
+            self._restarts.watch(rank, group.log_path(f"worker-{rank}"))
+            # Where this process is killed the trainer still saves its checkpoint.
+            group.start(f"worker-{rank}", supervisor, env=env, enter=enter, dies_by=signal.SIGTERM)
 
     def _write_config(
         self,
@@ -288,6 +251,8 @@ class LocalRunner:
         while self._running:
             self._evaluator.poll()
             self._drain(environment)
+            self._restarts.poll()
+            self._look_for_the_folder(time.monotonic())
             self._note_ends(group, group.poll())
             if broken := environment.failure():
                 self._tell(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
@@ -306,6 +271,19 @@ class LocalRunner:
             if (code := codes.get(f"worker-{rank}")) is not None:
                 self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
                 self._running.discard(rank)
+
+    def _look_for_the_folder(self, now_s: float) -> None:
+        """Raises: StorageError."""
+        if now_s >= self._folder_due_s:
+            self._folder_due_s = now_s + FOLDER_EVERY_S
+            self._check_folder()
+
+    def _has_folder(self) -> bool:
+        try:
+            self._check_folder()
+        except DLionError:
+            return False
+        return True
 
     def _check_limits(self, running: Collection[Rank]) -> None:
         """Restarts what ended beside the workers, and gives the run up where it must end."""
@@ -363,6 +341,8 @@ class LocalRunner:
             except queue.Empty:
                 return
             if isinstance(record, EventRecord):
+                if self._is_ending and record.reason == EventReason.WORKER_LOST:
+                    continue  # no loss: this process ends it
                 self._follow(record, environment)
             self._on_record(record)
 

@@ -23,6 +23,8 @@ from dlion_worker.pod.placing import Pod, below
 
 _LOG = logging.getLogger("dlion_worker.pod")
 
+TERMINATION_MESSAGE = "/dev/termination-log"
+"""Kubernetes' own default. The kubelet makes it, and keeps what stands in it."""
 GRACE_S = 29.0
 """The pod's terminationGracePeriodSeconds (30) less a second: the supervisor ends the trainer
 before the kubelet ends both."""
@@ -68,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         default=GRACE_S,
         help="of a trainer, from SIGTERM to SIGKILL (default: %(default)s)",
     )
+    parser.add_argument(
+        "--end-report",
+        default=TERMINATION_MESSAGE,
+        metavar="PATH",
+        help="of a trainer, the container's terminationMessagePath (default: %(default)s)",
+    )
     return parser
 
 
@@ -83,6 +91,7 @@ def _trainer(pod: Pod, host: str, options: argparse.Namespace) -> list[str]:
     flags = ["--config", str(path), "--grace-s", str(options.grace_s)]
     # Kubernetes is to start no other pod, which would count restarts from none again.
     flags += ["--given-up-code", str(ExitCode.RESTARTS.value)]
+    flags += ["--end-report", str(below(pod.root, options.end_report))]
     return ["-m", "dlion_worker.supervisor", *flags]
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dlion_worker.results.curves import at_times, first_time_judged
+from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.summary import sent_bytes_at
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Figures:
     """Mean accuracy over replicas at `CURVE_POINTS` equal steps from 0 to the goal's time; None
     before the first evaluation."""
     diverged: bool = False
+    partial: bool = False
+    """Whether the environment took a worker away whose replica the model lacks."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def figures_of(run: LoadedRun, goal: Goal, *, seed: int) -> Figures:
             for to in run.workers
         ),
         curve=_curve(run, goal),
+        partial=run.summary["ending"]["reason"] == EndReason.PARTIAL,
     )
 
 

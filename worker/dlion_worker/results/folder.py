@@ -17,6 +17,7 @@ to it. Reading belongs to `events`, the figures to `tally` and `summary`, the pa
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -170,6 +171,11 @@ class ResultFolder:
         return self._tally.end_s
 
     @property
+    def last_iteration(self) -> int:
+        """Of the worker that came furthest; 0 before the first."""
+        return max((worker.last_iteration for worker in self._tally.workers.values()), default=0)
+
+    @property
     def has_steps(self) -> bool:
         """Whether any worker has finished a step."""
         return any(worker.steps for worker in self._tally.workers.values())
@@ -178,7 +184,21 @@ class ResultFolder:
         """Adds one record; it is on its way to the disk when this returns. Raises: StorageError."""
         self._events.append(record_to_json(record).encode() + b"\n")
         self._tally.add(record)
-        self._logs.add(record)
+        try:
+            self._logs.add(record)
+        except StorageError:
+            self.check_there()
+            raise
+
+    def check_there(self) -> None:
+        """Returns where the folder is there. Raises: StorageError: it was removed or moved."""
+        if not self._events.is_there():
+            raise StorageError(
+                errno.ENOENT,
+                "the result folder is gone: it was removed or moved while the run went on. What "
+                "the run had recorded and saved went with it; start afresh, with another --out",
+                str(self.path),
+            )
 
     def write_environment(self, environment: EnvironmentReport) -> None:
         """Keeps what the environment asked for, and what was measured. May be called again."""

@@ -1,16 +1,18 @@
 """What a resumed run must have in common with the one in its result folder.
 
-Owns the comparison of the two jobs and the search for checkpoints. Called by `folder`, under its
-lock. Does not read checkpoints: that is the trainer's business.
+Owns the comparison of the two jobs and the search for checkpoints that can be read. Called by
+`folder`, under its lock. What a checkpoint holds is the trainer's business.
 """
 
 from __future__ import annotations
 
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.document import to_document
-from dlion_api.errors import Problem, SpecError
+from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import load_job
+from dlion_worker.npz_faults import NPZ_FAULTS
 from dlion_worker.results.description import describe_folder
 
 if TYPE_CHECKING:
@@ -27,10 +29,11 @@ def check_resumable(path: Path, run: RunDescription) -> None:
     """Returns if `run` may go on in the folder `path`.
 
     It may where it is the stored job, with the same workers, but for `spec.trainer.stop` and the
-    fields that may differ between sites, and where a worker has saved a checkpoint.
+    fields that may differ between sites, and where a worker has a checkpoint that can be read: a
+    worker without one takes a peer's state.
 
     Raises: SpecError naming each field that differs, or that there is no checkpoint; DataError
-        where the stored job cannot be read.
+        where the stored job cannot be read, or no checkpoint can.
     """
     problems = [
         Problem(
@@ -48,7 +51,8 @@ def check_resumable(path: Path, run: RunDescription) -> None:
         )
         other = Problem("--resume", "holds the run of another job", str(path), advice=advice)
         raise SpecError([*problems, other])
-    if not any(path.glob(CHECKPOINTS)):
+    checkpoints = sorted(path.glob(CHECKPOINTS))
+    if not checkpoints:
         raise SpecError(
             [
                 Problem(
@@ -59,6 +63,25 @@ def check_resumable(path: Path, run: RunDescription) -> None:
                 )
             ]
         )
+
+    damaged = {one: problem for one in checkpoints if (problem := _damage(one))}
+    if len(damaged) == len(checkpoints):
+        raise DataError(
+            f"--resume {path}: no checkpoint can be read, so that no worker could go on:\n"
+            + "".join(f"  {one}: {problem}\n" for one, problem in damaged.items())
+            + "Put an intact copy in place of one of them (the other workers take its state), or "
+            "start afresh: leave --resume away, and give another --out"
+        )
+
+
+def _damage(checkpoint: Path) -> str:
+    """What is wrong with the file as an archive; empty: nothing."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            wrong = archive.testzip()
+    except NPZ_FAULTS as error:
+        return str(error) or type(error).__name__
+    return f"{wrong} is damaged" if wrong else ""
 
 
 def _kept(run: RunDescription) -> dict[str, Any]:

@@ -95,6 +95,13 @@ class AppendedFile:
             raise storage_error(f"cannot add to {self._path.name}", self._path, error) from error
         self._length += len(chunk)
 
+    def is_there(self) -> bool:
+        """Whether the path still leads to this very file."""
+        try:
+            return os.path.samestat(os.fstat(self._stream.fileno()), self._path.stat())
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Closes the file; what was appended is in it already."""
         self._stream.close()

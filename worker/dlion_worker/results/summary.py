@@ -17,6 +17,7 @@ import numpy as np
 
 from dlion_worker.results.curves import Points, at_times, first_time_judged
 from dlion_worker.results.environment import EnvironmentReport, environment_document, finite
+from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.tally import first_step_s, training_s
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Ending:
     message: str = ""
     succeeded: bool = True
     started_at: str = ""
+    reason: str = ""
+    """`EndReason`; empty: as `succeeded` says."""
+    missing: tuple[int, ...] = ()
+    """Replicas that a saved model lacks."""
 
 
 def summarise(
@@ -73,7 +78,7 @@ def summarise(
             "run_id": run.key.run_id,
             "spec_hash": run.spec_hash,
         },
-        "ending": _ending(ending),
+        "ending": _ending(ending, workers),
         "included_sites": sorted({site for model in models for site in model.sites}),
         "models": [_model(model) for model in models],
         "time_s": tally.end_s,
@@ -123,12 +128,15 @@ def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Jso
     }
 
 
-def _ending(ending: Ending) -> Json:
+def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
     return {
+        "reason": ending.reason or (EndReason.COMPLETED if ending.succeeded else EndReason.FAILED),
         "stop_reason": ending.stop_reason,
         "message": ending.message,
         "succeeded": ending.succeeded,
         "started_at": ending.started_at,
+        "iteration": max((worker.last_iteration for worker in workers), default=0),
+        "missing": list(ending.missing),
     }
 
 

@@ -100,7 +100,8 @@ class TensorBoardLogs:
             name = self._names.get(rank, str(rank)).replace("/", ".")
             path = self._folder / name / f"events.out.tfevents.{int(self._opened_at_s):010d}.dlion"
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(exist_ok=True)  # the result folder is not made again
+                path.parent.mkdir(exist_ok=True)
                 fresh = not path.exists() or path.stat().st_size == 0
             except OSError as error:
                 raise storage_error("cannot make the TensorBoard folder", path, error) from error

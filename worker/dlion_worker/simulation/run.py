@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from dlion_api.endings import stop_rule_met
 from dlion_api.errors import UnavailableError
 from dlion_api.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
@@ -304,7 +305,7 @@ class Simulation:
         ]
         self._to_come += self._roster.appointments()
         if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
-            over = partial(self._stop, f"maxSeconds {most_s:g} reached")
+            over = partial(self._stop, stop_rule_met("maxSeconds", most_s))
             self._over = self._clock.after(most_s, over)
             self._to_come.append(self._over)
         for worker in self._roster.workers.values():

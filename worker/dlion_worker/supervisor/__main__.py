@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return ExitCode.SPEC
     trainer = [sys.executable, "-m", "dlion_worker.trainer", "--config", options.config]
+    if options.end_report:
+        trainer += ["--end-report", options.end_report]
     command = options.command or trainer
     supervision = Supervision(
         max_restarts=max_restarts, grace_s=options.grace_s, given_up_code=options.given_up_code
@@ -57,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         "--given-up-code",
         type=int,
         help="ends with this when the restarts are used up; default: with the trainer's last code",
+    )
+    parser.add_argument(
+        "--end-report", metavar="FILE", help="where the trainer says how it ended in order"
     )
     parser.add_argument(
         "--command",

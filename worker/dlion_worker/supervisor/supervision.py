@@ -165,7 +165,8 @@ class Supervision:
         self._backoff_s = min(LONGEST_BACKOFF_S, 2 * wait_s)
         self._restarts += 1
         self.state, self.due_s = State.WAITING, now_s + wait_s
-        return (told, Tell("restarting", {"wait_s": wait_s, "restart": self._restarts}))
+        restarting = {"wait_s": wait_s, "restart": self._restarts, "most": self._max_restarts}
+        return (told, Tell("restarting", {**_words(exit_), **restarting}))
 
     def _signalled(self, number: int, now_s: float) -> tuple[Instruction, ...]:
         told = Tell("stopping", {"signal": signal.Signals(number).name})

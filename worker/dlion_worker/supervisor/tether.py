@@ -1,4 +1,4 @@
-"""Becomes a command that dies with its parent. Run as a file: `tether.py PARENT_PID CMD ARGS...`.
+"""Becomes a command that dies with its parent: `tether.py PARENT_PID SIGNAL CMD ARGS...`, a file.
 
 Nothing is ever forked without an exec, so a child cannot ask for its parent's death signal before
 its program runs: this shim asks, and then becomes the program. The request outlives that.
@@ -25,17 +25,20 @@ _CANNOT_START = 2
 """`dlion_api.exit_codes.ExitCode.USAGE`, spelt here since this file runs without site-packages."""
 
 
-def tethered(command: Sequence[str]) -> list[str]:
-    """The command line that starts `command` tied to the calling thread of this process."""
+def tethered(command: Sequence[str], dies_by: int = signal.SIGKILL) -> list[str]:
+    """The command line that starts `command` tied to the calling thread of this process.
+
+    `dies_by`: the signal that it gets when that thread ends.
+    """
     shim = str(Path(__file__).resolve())
-    return [sys.executable, "-I", "-S", shim, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", shim, str(os.getpid()), str(int(dies_by)), *command]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Ties this process to its parent, then becomes the command: returns only by an error."""
-    parent_pid, command = int(arguments[0]), list(arguments[1:])
+    parent_pid, dies_by, command = int(arguments[0]), int(arguments[1]), list(arguments[2:])
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, dies_by, 0, 0, 0) != 0:
         sys.exit(f"tether: prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         sys.exit(128 + signal.SIGKILL)  # the parent died before the request stood

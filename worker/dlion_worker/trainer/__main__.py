@@ -26,6 +26,7 @@ from dlion_api.errors import (
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
+from dlion_worker.trainer.end_report import write_end_report
 from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.saving import ModelLostError
 from dlion_worker.trainer.snapshot import storage_words
@@ -53,6 +54,12 @@ def main() -> int:
     """Runs one incarnation; its exit code."""
     parser = argparse.ArgumentParser(prog="dlion_worker.trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the worker's configuration")
+    parser.add_argument(
+        "--end-report",
+        type=Path,
+        metavar="FILE",
+        help="where to say how it ended in order; in a pod: the container's termination message",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -63,7 +70,7 @@ def main() -> int:
     try:
         config = WorkerConfig.load(arguments.config)
         job = load_job(config.job_document)
-        return _train(config, job, signals)
+        return _train(config, job, signals, arguments.end_report)
     except Interrupted:
         return ExitCode.INTERRUPTED
     except DLionError as error:
@@ -91,22 +98,26 @@ def exit_code_of(error: DLionError) -> ExitCode:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
-def _train(config: WorkerConfig, job: Job, signals: Signals) -> int:
+def _train(config: WorkerConfig, job: Job, signals: Signals, report_path: Path | None) -> int:
     threads.configure(config.cpu_quota_cores)
     worker = Worker(config, job, signals)
-    finished = False
+    finished, reason = False, ""
     try:
-        _LOG.info("run over: %s", worker.run())
+        reason = worker.run()
+        _LOG.info("run over: %s", reason)
         finished = signals.reason is None
     except ModelLostError:
         finished = True  # as far as its peers are concerned
         raise
-    except Interrupted as reason:
+    except Interrupted as interruption:
+        reason = str(interruption)
         _LOG.info("stopped: %s", reason)
         finished = signals.reason is None
     finally:
         with signals.patiently():
             worker.close(finished=finished)
+    if finished and report_path is not None:
+        write_end_report(report_path, worker.end_report(reason))
     return ExitCode.OK if finished else ExitCode.INTERRUPTED
 
 

@@ -125,7 +125,10 @@ class Checkpointer:
         self._saved_s = time.monotonic()
 
     def load(self) -> bool:
-        """Takes the file's state over, if there is one. Raises `DataError` where it is corrupt."""
+        """Takes the file's state over, if there is one.
+
+        Raises: DamagedCheckpointError where it cannot be read; DataError where it is another job's.
+        """
         loaded = load_checkpoint(self._path)
         if loaded is None:
             return False

@@ -66,7 +66,8 @@ class SavedModel:
     def __str__(self) -> str:
         mean = self.mean_replica_accuracy
         return (
-            f"{self.model} of workers {', '.join(map(str, self.ranks))}: "
+            f"{self.model} of worker{'s' * (len(self.ranks) > 1)} "
+            f"{', '.join(map(str, self.ranks))}: "
             f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}"
             + ("" if mean is None else f", mean {mean:.4f}")
             + ")"
@@ -103,28 +104,31 @@ class Finale:
         self._save = save
         self._interrupted = interrupted
 
-    def run(self, own: Replica, *, results_dir: Path, stop_reason: str) -> None:
-        """Returns when this worker is no longer needed; a lead that is lost is replaced.
+    def run(self, own: Replica, *, results_dir: Path, stop_reason: str) -> tuple[Rank, ...]:
+        """Returns when this worker is no longer needed; a lead that is lost is replaced. The
+        replicas in the model that it has saved; none: it has saved none.
 
         Who has saved leaves last: whoever left before has heard of it.
         """
-        inbox, is_kept = self._inbox, False
+        inbox, held = self._inbox, tuple[Rank, ...]()
         while not self._interrupted():
             missing = self._missing(inbox.linked)
             alive = {*inbox.linked, *missing, self._rank}
             leads = site_leads(self._job, alive, saved_by=inbox.saved)
-            if is_kept:
+            if held:
                 if inbox.linked <= inbox.saved:
-                    return
+                    break
             elif self._rank in leads:
                 if inbox.linked <= inbox.stopped and not missing:
-                    self._keep(self._gather(own), results_dir, stop_reason)
+                    replicas = self._gather(own)
+                    self._keep(replicas, results_dir, stop_reason)
                     self._tell(farewell(stop_reason, own.iteration, Farewell.SAVED))
-                    is_kept = True
+                    held = tuple(replica.rank for replica in replicas)
                     continue
             elif not leads:
-                return
+                break
             inbox.wait(SLICE_S)
+        return held
 
     def _tell(self, message: Message) -> None:
         self._inbox.farewell = message
@@ -178,7 +182,7 @@ def choose_model(
     accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
     averaged_accuracy = accuracy_of(averaged)
     best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
-    is_averaged = averaged_accuracy >= accuracies[best.rank]
+    is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
     about = SavedModel(
         model="averaged" if is_averaged else f"replica {best.rank}",
         accuracy=max(averaged_accuracy, accuracies[best.rank]),

@@ -20,6 +20,7 @@ from dlion_worker.exchange import Exchange
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.quota_watch import QuotaWatch
+from dlion_worker.trainer.start_up import first_trace
 from dlion_worker.training.datasets import BatchStream, whole_is_known
 from dlion_worker.training.model import FlatModel
 
@@ -55,6 +56,14 @@ def untouched(model: FlatModel, stream: BatchStream) -> Iterator[None]:
         model.set_state(state)
         model.set_counters(counters)
         stream.restore(place)
+
+
+def trace_first(model: FlatModel, stream: BatchStream) -> None:
+    """Compiles step and evaluation now, so that the first iteration takes as long as any."""
+    with first_trace(), untouched(model, stream):
+        x_B, y_B = stream.next(FIRST_SAMPLES)
+        model.step(x_B, y_B)
+        model.evaluate(x_B, y_B)
 
 
 @dataclass

@@ -130,9 +130,9 @@ class Publisher:
     def _publish(self, replicas: list[Replica]) -> None:
         own, averaged = replicas[0], average(replicas)
         own_accuracy, averaged_accuracy = self._accuracy(own.state), self._accuracy(averaged)
-        is_averaged = averaged_accuracy >= own_accuracy
-        ranks = tuple(sorted(replica.rank for replica in replicas))
         is_alone = len(replicas) == 1  # else there are replicas that nobody has judged
+        is_averaged = not is_alone and averaged_accuracy >= own_accuracy
+        ranks = tuple(sorted(replica.rank for replica in replicas))
         about = SavedModel(
             model="averaged" if is_averaged else f"replica {own.rank}",
             accuracy=max(own_accuracy, averaged_accuracy),

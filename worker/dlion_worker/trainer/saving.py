@@ -25,7 +25,7 @@ from dlion_worker.keeping.courier import Outcome
 from dlion_worker.keeping.places import about_path, checkpoint_path, model_path
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.snapshot import storage_words
+from dlion_worker.trainer.snapshot import DamagedCheckpointError, set_aside, storage_words
 from dlion_worker.trainer.stopping import JobProgress
 
 _LOG = logging.getLogger(__name__)
@@ -98,12 +98,16 @@ class Saving:
 
     def take_up(self, *, came_back: bool) -> bool:
         """Goes on from what this worker has saved of itself: to resume, or what a restart has of
-        its own. Whether there was anything. Raises: DataError where it cannot be read."""
+        its own. Whether there was anything. What cannot be read is set aside: a peer's state will
+        do. Raises: DataError where it is another job's."""
         if not (self._resume or came_back):
             return False
         try:
             if not self.checkpointer.load():
                 return False
+        except DamagedCheckpointError as error:
+            self._set_aside(error)
+            return False
         except DataError as error:
             if not came_back:
                 raise
@@ -111,6 +115,15 @@ class Saving:
             return False
         self._event(EventReason.RESUMED, "goes on from its checkpoint")
         return True
+
+    def _set_aside(self, error: DamagedCheckpointError) -> None:
+        try:
+            where = f"it is set aside as {set_aside(self._path).name}"
+        except OSError as why:
+            where = f"it cannot be set aside ({why})"
+        words = f"{error}: {where}, and this worker goes on from a peer's state"
+        _LOG.warning("%s", words)
+        self._event(EventReason.CHECKPOINT_DAMAGED, words, warning=True)
 
     def overtake(self, snapshot: StateSnapshot, *, batch_samples: int) -> None:
         """Goes on from a peer's state, with this worker's own place in its data. `batch_samples`:

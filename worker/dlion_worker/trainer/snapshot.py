@@ -22,6 +22,10 @@ from dlion_worker.policies.interface import Flat
 CheckpointValues = Mapping[str, NDArray[np.generic] | int | float | str]
 
 
+class DamagedCheckpointError(DataError):
+    """A checkpoint's file cannot be read."""
+
+
 @dataclass(frozen=True)
 class WorkerState:
     """What a worker needs to go on where another one is."""
@@ -72,7 +76,7 @@ def storage_words(error: OSError) -> str:
 
 def save_checkpoint(path: Path, values: CheckpointValues) -> None:
     """Writes named values. Raises `OSError` (a full disk, say); the old file then stands whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # the folder above is the run's: it is not made again
     fresh = path.with_suffix(".writing")
     try:
         with fresh.open("wb") as file:
@@ -86,12 +90,21 @@ def save_checkpoint(path: Path, values: CheckpointValues) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, NDArray[np.generic]] | None:
-    """The values saved there, or None where nothing is. Raises `DataError` where it is corrupt."""
+    """The values saved there; None: nothing is. Raises `DamagedCheckpointError`."""
     if not path.exists():
         return None
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: as_array(archive[name]) for name in archive.files}
     except NPZ_FAULTS as error:
-        msg = f"checkpoint {path.name} cannot be read ({error}); remove it to start afresh"
-        raise DataError(msg) from error
+        raise DamagedCheckpointError(f"checkpoint {path} cannot be read ({error})") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file to a name that is free; that name. Raises: OSError."""
+    name = f"{path.name}.damaged"
+    aside, number = path.with_name(name), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{name}-{number}")
+    return path.rename(aside)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlion_api.endings import stop_rule_met
 from dlion_api.spec import Stop
 
 
@@ -42,15 +43,15 @@ def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int)
     """Why the run is over, or None; `training_set_samples` counts the whole job's data, 0: nobody
     knows it yet."""
     if stop.max_steps is not None and progress.iteration >= stop.max_steps:
-        return f"maxSteps {stop.max_steps} reached"
+        return stop_rule_met("maxSteps", stop.max_steps)
     if stop.max_seconds is not None and progress.trained_s >= stop.max_seconds:
-        return f"maxSeconds {stop.max_seconds:g} reached"
+        return stop_rule_met("maxSeconds", stop.max_seconds)
     if (
         stop.max_epochs is not None
         and training_set_samples > 0
         and progress.job_samples >= stop.max_epochs * training_set_samples
     ):
-        return f"maxEpochs {stop.max_epochs:g} reached"
+        return stop_rule_met("maxEpochs", stop.max_epochs)
     return None
 
 

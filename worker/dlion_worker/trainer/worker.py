@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from dlion_api.endings import EndReport
 from dlion_api.membership import Membership
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
@@ -25,20 +26,20 @@ from dlion_worker.policies.message_sizes import most_message_bytes
 from dlion_worker.sidecar_client import SidecarClient
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.companions import Companions
+from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.entrance import Entrance
 from dlion_worker.trainer.finishing import Finale, Replica, take_leave
 from dlion_worker.trainer.inbox import Inbox
 from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.loop import Parts, TrainingLoop
 from dlion_worker.trainer.neighbourhood import Neighbourhood
-from dlion_worker.trainer.probing import untouched
+from dlion_worker.trainer.probing import trace_first
 from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.renewing import Renewing, first_credentials
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.saving import Saving
 from dlion_worker.trainer.snapshot import WorkerState
-from dlion_worker.trainer.start_up import first_trace
 from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
 from dlion_worker.trainer.waiting import Waiting
 from dlion_worker.training import datasets, programs
@@ -57,6 +58,7 @@ class Worker:
         self._signals = signals
         self._identity = job.worker(self._rank)
         self._progress = JobProgress()
+        self._held: tuple[Rank, ...] = ()
         self._incarnation = next_incarnation(config.state_dir)
         self._closing = ExitStack()
         self._sidecar = SidecarClient(config.socket_path)
@@ -120,6 +122,11 @@ class Worker:
         self._saving.check_model()
         return reason
 
+    def end_report(self, reason: str) -> EndReport:
+        """What this worker reports once it has ended in order for that reason."""
+        at, held = self._progress.iteration, self._held
+        return end_report(reason, at, held=held, membership=self._members())
+
     def close(self, *, finished: bool) -> None:
         """Ends links, threads and the coordinator's stream; `finished`: this worker is done."""
         self._closing.close()
@@ -165,7 +172,7 @@ class Worker:
             progress=self._progress,
             reporter=self._reporter,
         )
-        self._trace(model)
+        trace_first(model, self._stream)
         self._evaluator = Evaluator(
             model,
             self._data.held_out_x,
@@ -177,14 +184,8 @@ class Worker:
         )
         self._closing.callback(self._evaluator.close)
 
-    def _trace(self, model: FlatModel) -> None:
-        """Compiles step and evaluation now, so that the first iteration takes as long as any."""
-        with first_trace(), untouched(model, self._stream):
-            x_B, y_B = self._stream.next(8)
-            model.step(x_B, y_B)
-            model.evaluate(x_B, y_B)
-
     def _open_links(self, credentials: WorkerCredentials) -> None:
+        keeps = messages_must_arrive(self._job.spec)
         self._exchange = Exchange(
             ExchangeConfig(
                 job=self._job.key,
@@ -196,7 +197,7 @@ class Worker:
                 advertise_host=self._config.advertise_host,
                 is_exposed=self._job.spec.network.exposure != "PodNetwork",
                 max_message_bytes=most_message_bytes(self._job, self._replica.model.layout),
-                queue_rule=self._queue_rule(),
+                queue_rule=QueueRule.KEEP if keeps else QueueRule.NEWEST,
             ),
             on_event=self._refusals.sieve(self._inbox.put),
             state_provider=self._replica.provide,
@@ -222,9 +223,6 @@ class Worker:
             kept=self._saving.bring_model,
         )
         self._closing.callback(self._companions.close)
-
-    def _queue_rule(self) -> QueueRule:
-        return QueueRule.KEEP if messages_must_arrive(self._job.spec) else QueueRule.NEWEST
 
     def _join(self, credentials: WorkerCredentials) -> None:
         renewing = Renewing(
@@ -389,7 +387,8 @@ class Worker:
         own = Replica(
             self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration
         )
-        finale.run(own, results_dir=Path(self._config.results_dir), stop_reason=reason)
+        results_dir = Path(self._config.results_dir)
+        self._held = finale.run(own, results_dir=results_dir, stop_reason=reason)
         self._loop.report_links(now=True)  # peers that took longer have had it all by now
 
     def _accuracy_of(self, state: WorkerState) -> float:

@@ -57,7 +57,14 @@ def ending_of(summary: Json) -> Ending:
         message=_text(ending.get("message")),
         succeeded=ending.get("succeeded") is True,
         started_at=_text(ending.get("started_at")),
+        reason=_text(ending.get("reason")),
+        missing=tuple(_ranks(ending.get("missing"))),
     )
+
+
+def _ranks(value: object) -> list[int]:
+    given = value if isinstance(value, list) else []
+    return [rank for rank in given if type(rank) is int and rank >= 0]
 
 
 def scalability_of(summary: Json) -> Json | None:

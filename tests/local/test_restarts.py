@@ -1,0 +1,52 @@
+"""Facts: a trainer that ends at its start, by a code or by a signal, is told of each time at once:
+in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait.
+
+Left out: the reading of logs (tests/unit/local/test_restarts.py), the back-off
+(tests/unit/supervisor).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from local_run import LocalRun, blobs, job_document
+
+pytestmark = pytest.mark.patient
+
+ENDS = """
+import os, sys
+
+_load = load_data
+
+
+def load_data(split, site, worker_index):
+    if worker_index == 1:
+        print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr)
+        sys.stderr.flush()
+        {how}
+    return _load(split, site, worker_index)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("how", "words", "code"),
+    [("os.abort()", "signal SIGABRT", 134), ("os._exit(9)", "exit code 9", 9)],
+    ids=["signal", "code"],
+)
+def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code: int) -> None:
+    trainer = {"program": blobs(tmp_path, more=ENDS.format(how=how)), "stop": {"maxSteps": 60}}
+    with LocalRun(tmp_path, job_document(2, trainer=trainer, maxRestarts=2)) as run:
+        run.wait_until(lambda: run.events("TrainerEnded"), "the first restart is told")
+        run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal", 5)
+        assert run.process.poll() is None, "while the run goes on"
+        assert run.finish() == ExitCode.FAILED, run.terminal()
+    first, second = run.events("TrainerEnded")
+    assert (first.rank, first.warning) == (1, True)
+    said = f"its trainer ended with {words}: terminate called after throwing"
+    assert first.message.startswith(said)
+    assert first.message.endswith("; restart 1 of 2 in 1.0 s")
+    assert second.message.endswith("; restart 2 of 2 in 2.0 s")

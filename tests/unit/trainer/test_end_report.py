@@ -1,0 +1,70 @@
+"""Facts: who has saved a model reports whose replicas it holds and which are missing of those that
+have joined and are still wanted; nothing that fails in writing it fails the worker.
+
+Left out: a trainer in a pod (tests/local/test_pods.py), the form (tests/unit/api).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_api.endings import EndReport, is_stop_rule
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_worker.trainer.end_report import end_report, write_end_report
+from local_run import job_document
+
+JOB = load_job(job_document(4))
+READY, LOST, FINISHED = MemberState.READY, MemberState.LOST, MemberState.FINISHED
+REASON = "worker 1: maxSteps 60 reached"
+
+
+def membership(*states: MemberState, expected: int = 4) -> Membership:
+    """Of workers 0, 1, ..., as far as they have joined."""
+    workers = JOB.workers()[: len(states)]
+    members = tuple(
+        Member(worker, 1, state, "") for worker, state in zip(workers, states, strict=True)
+    )
+    return Membership(1, JOB.key, expected, members)
+
+
+def missing(*states: MemberState, held: tuple[int, ...], expected: int = 4) -> tuple[int, ...]:
+    ranks = [Rank(rank) for rank in held]
+    told = end_report(REASON, 60, held=ranks, membership=membership(*states, expected=expected))
+    assert told.ranks == held
+    return told.missing
+
+
+def test_the_reason_is_the_stop_rules_own_words() -> None:
+    told = end_report(REASON, 60, held=(), membership=membership(READY, READY))
+    assert told == EndReport("maxSteps 60 reached", 60)
+    assert is_stop_rule(told.stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("states", "held", "expected", "lacks"),
+    [
+        ((READY, READY, READY), (0, 1, 2), 4, ()),  # the fourth has never joined
+        ((READY, READY, LOST), (0, 1), 4, (2,)),
+        ((READY, FINISHED, READY), (0, 2), 4, (1,)),  # it ended before, by itself
+        ((READY, READY, READY, FINISHED), (0, 1, 2), 3, ()),  # it was scaled down
+        ((READY, LOST, READY, FINISHED), (0, 2), 3, (1,)),
+    ],
+)
+def test_missing_is_who_has_joined_and_is_still_wanted(
+    states: tuple[MemberState, ...], held: tuple[int, ...], expected: int, lacks: tuple[int, ...]
+) -> None:
+    assert missing(*states, held=held, expected=expected) == lacks
+
+
+def test_it_stands_in_the_file_alone_and_where_there_is_none_nothing_fails(tmp_path: Path) -> None:
+    told = EndReport("maxSteps 9 reached", 9, ranks=(Rank(0),))
+    path = tmp_path / "termination-log"
+    write_end_report(path, told)
+    assert not path.exists(), "the kubelet makes it"
+    path.write_text("x" * 5000)
+    write_end_report(path, told)
+    assert EndReport.from_json(path.read_text()) == told
