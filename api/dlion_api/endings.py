@@ -18,6 +18,7 @@ STOP_RULES = ("maxSteps", "maxSeconds", "maxEpochs", "targetAccuracy")
 MAX_REASON_LENGTH = 512
 MAX_RANKS = 4096
 
+_HANDED_ON = re.compile(r"worker \d+: ")
 _MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
 
 
@@ -32,6 +33,15 @@ def stop_rule_met(rule: str, value: float) -> str:
     return f"{rule} {value:g} reached" if isinstance(value, float) else f"{rule} {value} reached"
 
 
+def own_reason(reason: str) -> str:
+    """A stop reason without the worker that it came from.
+
+    >>> own_reason("worker 2: maxSteps 60 reached")
+    'maxSteps 60 reached'
+    """
+    return _HANDED_ON.sub("", reason, count=1) if _HANDED_ON.match(reason) else reason
+
+
 def is_stop_rule(reason: str) -> bool:
     """Whether a stop reason says that a stop rule of the manifest is met.
 
@@ -42,7 +52,7 @@ def is_stop_rule(reason: str) -> bool:
     >>> is_stop_rule("SIGTERM received")
     False
     """
-    return _MET.match(reason) is not None
+    return _MET.match(own_reason(reason)) is not None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from dlion_api.endings import EndReport, is_stop_rule
+from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.status import ConditionType, Reason
@@ -126,7 +126,7 @@ def stop_reason(run: Run, seen: Observed) -> str:
     Workers that come back at the end report that another has finished: a stop rule outweighs that.
     """
     reasons = [report.stop_reason for report in _reports(run)]
-    reasons += [seen.run.stop_reason] if seen.run else []
+    reasons += [own_reason(seen.run.stop_reason)] if seen.run else []
     return next(filter(is_stop_rule, reasons), next(filter(None, reasons), ""))
 
 

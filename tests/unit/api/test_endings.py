@@ -15,6 +15,7 @@ from dlion_api.names import Rank
 @pytest.mark.parametrize("value", [1, 0.5, 1e9])
 def test_a_stop_rule_is_recognised_in_its_own_words(rule: str, value: float) -> None:
     assert is_stop_rule(stop_rule_met(rule, value))
+    assert is_stop_rule(f"worker 12: {stop_rule_met(rule, value)}")
 
 
 @pytest.mark.parametrize(

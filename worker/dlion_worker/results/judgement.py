@@ -7,20 +7,17 @@ operator judges runs of a cluster by the same rule.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dlion_api.endings import is_stop_rule
+from dlion_api.endings import is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dlion_worker.results.models import SavedModel
-
-_HANDED_ON = re.compile(r"worker \d+: ")
 
 
 class EndReason(StrEnum):
@@ -73,15 +70,6 @@ class Judgement:
     """Replicas that a saved model lacks."""
     message: str = ""
     """What is missing; empty: nothing is."""
-
-
-def own_reason(stop_reason: str) -> str:
-    """A stop reason without the worker that handed it on.
-
-    >>> own_reason("worker 2: maxSteps 60 reached")
-    'maxSteps 60 reached'
-    """
-    return _HANDED_ON.sub("", stop_reason, count=1)
 
 
 def judge(

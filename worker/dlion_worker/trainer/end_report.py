@@ -11,10 +11,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from dlion_api.endings import EndReport
+from dlion_api.endings import EndReport, own_reason
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
-from dlion_worker.results.judgement import own_reason
 
 _LOG = logging.getLogger(__name__)
 
