@@ -286,6 +286,12 @@ def too_few_go_on(job: Job, reports: Mapping[SiteName, RunReport]) -> str:
     return f"it is over at {', '.join(over)}: {left} sites are left (minSites {job.spec.min_sites})"
 
 
+def failed_elsewhere(reports: Mapping[SiteName, RunReport]) -> frozenset[Rank]:
+    """Workers of other sites that failed for good, where others of their site go on."""
+    going_on = (each.workers for each in reports.values() if not _is_over(each.workers))
+    return frozenset[Rank]().union(*(told.left for told in going_on))
+
+
 def _is_over(told: SiteWorkers) -> bool:
     ended = {m.identity.rank for m in told.members if m.state is MemberState.FINISHED} | told.left
     return bool(told.wanted) and all(worker.rank in ended for worker in told.wanted)

@@ -30,6 +30,7 @@ from dlion_operator.other_sites import (
     Neighbours,
     believed,
     drift,
+    failed_elsewhere,
     judged_replicas,
     members_elsewhere,
     remote_views,
@@ -101,14 +102,13 @@ class SiteRuns:
         self._close_but(key, key.namespace, key.name)
         own, spec_print = self._authority.site, SpecPrint.of(job)
         everybody = workers_of_all(workers, own, spec_print, self._reports_of(job))
-        ranks = [worker.rank for worker in everybody]
         served = self._served[key] = Served(
             job,
             spec_print,
             workers,
             everybody,
             RunProgress(job),
-            TargetWatch(job.spec.trainer.stop.target_accuracy, ranks),
+            TargetWatch(job.spec.trainer.stop.target_accuracy, [w.rank for w in everybody]),
             WorkerNews(everybody),
             time.monotonic(),
             failed,
@@ -119,7 +119,7 @@ class SiteRuns:
         served.progress.expect(everybody)
         self._server.open(
             job,
-            workers=everybody,
+            workers=self._awaited(served),
             spec_hash=spec_hash,
             authorities=self._signers(served),
             bundles={} if authority else None,
@@ -200,12 +200,16 @@ class SiteRuns:
         served = self._served[run]
         reports = self._reports_of(served.job)
         everybody = workers_of_all(served.wanted, self._authority.site, served.spec_print, reports)
-        if served.workers == everybody:
-            return
-        served.workers = everybody
-        self._server.expect(run, everybody)
-        served.progress.expect(everybody)
-        served.news.expect(everybody)
+        if served.workers != everybody:
+            served.workers = everybody
+            served.progress.expect(everybody)
+            served.news.expect(everybody)
+        self._server.expect(run, self._awaited(served))
+
+    def _awaited(self, served: Served) -> tuple[WorkerIdentity, ...]:
+        """The workers that others wait for: without those that failed for good anywhere."""
+        failed = served.failed | failed_elsewhere(self._reports_of(served.job))
+        return tuple(worker for worker in served.workers if worker.rank not in failed)
 
     def hear(self, run: JobKey) -> None:
         """Other sites say something new of that run."""
@@ -305,8 +309,7 @@ class SiteRuns:
         return believed(job, self._authority.site, self._neighbours.reports(job.key))
 
     def stop(self, run: JobKey, reason: str) -> None:
-        served = self._served.get(run)
-        if served is not None and not served.stop_reason:
+        if (served := self._served.get(run)) is not None and not served.stop_reason:
             served.stop_reason = reason
             self._server.stop(run, reason)
 

@@ -88,6 +88,18 @@ def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
     assert runs.reports()[job().key].workers.left == {1}
 
 
+def test_nobody_waits_for_a_worker_that_failed_for_good() -> None:
+    """Else a degraded run that is resumed after a break never trains again."""
+    runs, server, _ = site()
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    assert server.membership(job().key).expected_count == 2
+    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    assert server.membership(job().key).expected_count == 1
+    another, server, _ = site()  # by an operator that has just started, too
+    another.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    assert server.membership(job().key).expected_count == 1
+
+
 def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
     runs, _, _ = site()
     runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
