@@ -221,17 +221,23 @@ class Reconciler:
         if memory is not None and memory.uid != uid:
             self._runs.close(*name)  # what was served was of another job of that name
         if memory is None or memory.uid != uid:
-            memory = _Memory(
-                uid,
-                Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid),
-                NamedSecret(
-                    self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
-                ),
-            )
-            self._memories[name] = memory
+            memory = self._memories[name] = self._new_memory(uid)
         if memory.refused_generation != document["metadata"].get("generation"):
             memory.refused = None
         return memory
+
+    def _new_memory(self, uid: str) -> _Memory:
+        children = Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid)
+        secret = NamedSecret(
+            self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
+        )
+        return _Memory(uid, children, secret)
+
+    def forget(self) -> None:
+        """Remembers of each job that it was there, and nothing of its objects: what the cluster
+        holds is another than before, as after a restore of etcd."""
+        self._memories = {name: self._new_memory(m.uid) for name, m in self._memories.items()}
+        self._leaving.clear()
 
     def _note_refusal(self, memory: _Memory, document: Document, error: RefusedError) -> None:
         _LOG.warning("%s", error)

@@ -121,7 +121,12 @@ class SiteOperator:
         )
         self._loops = Loops(reconciler.reconcile, self._is_known, self._metrics.reconciled)
         self._parts.push_async_callback(self._loops.close)
-        resync = Resync(cluster, self.store, settings.namespaces, self.trigger)
+
+        def restored() -> None:
+            self._metrics.restored()
+            reconciler.forget()
+
+        resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
         await resync.first()
         node = await self._federate(authority, server, runs)
 
@@ -182,7 +187,7 @@ class SiteOperator:
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
         measure = node.bandwidth if node is not None and may_measure else None
-        health = Health(self._metrics, lambda: resync.stale_rounds)
+        health = Health(self._metrics, lambda: resync.stale_rounds, lambda: resync.has_gone_back)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
             await serve_health(health, self._settings.health_port),

@@ -217,6 +217,10 @@ class Site:
         self.cluster.requests.clear()
         return asyncio.run(self._reconciler.reconcile(NAME))
 
+    def forget(self) -> None:
+        """The cluster is another than it was."""
+        self._reconciler.forget()
+
     def start_pods(self) -> None:
         """The pods that the Jobs and the Deployment ask for are there, and run."""
         for (kind, name), made in tuple(self.cluster.objects.items()):
