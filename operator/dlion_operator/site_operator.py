@@ -110,14 +110,15 @@ class SiteOperator:
         async def keys() -> Keys:
             return Keys(await cluster.signing_keys(), await cluster.issuer())
 
-        tokens = PodTokens(StoredPods(self.store), keys)
+        tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
         reconciler = Reconciler(
             cluster=cluster,
             store=self.store,
             runs=runs,
             settings=settings,
-            notices=Notices(cluster),
+            notices=Notices(cluster, cluster.now),
+            now=cluster.now,
         )
         self._loops = Loops(reconciler.reconcile, self._is_known, self._metrics.reconciled)
         self._parts.push_async_callback(self._loops.close)
