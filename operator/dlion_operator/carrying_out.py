@@ -78,7 +78,7 @@ class Children:
 
         Raises: ConflictError, ServerError.
         """
-        there = {
+        there: dict[ObjectKey, Document] = {
             (kind, str(child["metadata"]["name"])): child
             for kind in LABELLED
             for child in self._store.of_job(kind, job)

@@ -26,6 +26,7 @@ class Kind(Enum):
     CLAIM = ("/api/v1", "persistentvolumeclaims")
     DEPLOYMENT = ("/apis/apps/v1", "deployments")
     SECRET = ("/api/v1", "secrets")
+    NODE = ("/api/v1", "nodes")
     CERTIFICATE = ("/apis/cert-manager.io/v1", "certificates")
     EVENT = ("/api/v1", "events")
     TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
@@ -46,6 +47,7 @@ _BY_NAME = {
     "PersistentVolumeClaim": Kind.CLAIM,
     "Deployment": Kind.DEPLOYMENT,
     "Secret": Kind.SECRET,
+    "Node": Kind.NODE,
     "Certificate": Kind.CERTIFICATE,
     "Event": Kind.EVENT,
     "TLSRoute": Kind.TLS_ROUTE,
@@ -81,7 +83,7 @@ class Cluster(Protocol):
     """The API server. Every call raises RefusedError, ConflictError or ServerError."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
-        """The object; None: there is none."""
+        """The object; None: there is none. `namespace` empty: the kind is in no namespace."""
         ...
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:

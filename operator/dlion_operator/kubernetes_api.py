@@ -171,7 +171,7 @@ class KubernetesApi:
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
     root, plural = kind.value
-    place = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    place = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
     ends = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
     return f"{root}{place}/{plural}{ends}"
 

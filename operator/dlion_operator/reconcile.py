@@ -43,6 +43,7 @@ from dlion_operator.delays import unready_keepers
 from dlion_operator.exposure import Addresses
 from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.named_secret import NamedSecret
+from dlion_operator.node_states import NodeState, NodeStates
 from dlion_operator.notices import Notices
 from dlion_operator.observed import (
     NOTHING_KNOWN,
@@ -56,7 +57,7 @@ from dlion_operator.patching import is_telemetry, merge_patch
 from dlion_operator.settings import Settings
 from dlion_operator.sightings import Sightings
 from dlion_operator.store import ObjectName, Store
-from dlion_operator.tidying import leaving, released
+from dlion_operator.tidying import kept_by_nodes, leaving, node_of, overdue, released
 
 _LOG = logging.getLogger(__name__)
 
@@ -131,6 +132,9 @@ class _Memory:
     failing_since_s: float | None = None
     hindrance: str = ""
     status_written_s: float = field(default=float("-inf"))
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+    """Pods on nodes that work and do not let them go, as they were told of last."""
     missing: Sightings[Missing] = field(default_factory=Sightings)
     unready: Sightings[Unready] = field(default_factory=Sightings)
     untold: list[Notice] = field(default_factory=list)
@@ -157,6 +161,7 @@ class Reconciler:
         self._notices = notices
         self._now = now
         self._monotonic_s = monotonic_s
+        self._nodes = NodeStates(cluster, may_ask=not settings.namespaces)
         self._memories: dict[ObjectName, _Memory] = {}
         self._leaving: dict[ObjectName, Sightings[str]] = {}
         """Pods that are to go, of jobs that are there and of those that are gone."""
@@ -175,6 +180,7 @@ class Reconciler:
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
             await memory.children.keep_labels(name)
+        await self._look_at_nodes(name, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
         try:
@@ -207,9 +213,22 @@ class Reconciler:
             return None
         children = Children(self._cluster, self._store, self._monotonic_s)
         terminating_s = self._terminating_s(name, pods)
-        actions = tuple(released(pods, terminating_s, self._now()))
+        nodes = await self._nodes.of({node_of(pod) for pod in overdue(pods, terminating_s)} - {""})
+        actions = tuple(released(pods, terminating_s, self._now(), nodes))
         await children.carry_out(actions, name.namespace, making=False)
         return LOOK_AGAIN_S
+
+    async def _look_at_nodes(self, name: ObjectName, memory: _Memory) -> None:
+        """Whether the nodes work whose pods should be gone; what they keep is told of once."""
+        pods = leaving(self._store.of_job(Kind.POD, name))
+        terminating_s = self._terminating_s(name, pods)
+        nodes = {node_of(pod) for pod in overdue(pods, terminating_s)} - {""}
+        memory.nodes = await self._nodes.of(nodes)
+        kept = {pod.name: node_of(pod) for pod in kept_by_nodes(pods, terminating_s, memory.nodes)}
+        for pod in sorted(kept.keys() - memory.kept):
+            words = f"pod {pod} does not go, and its node {kept[pod]} is ready: it may still run"
+            memory.untold.append(Notice("PodNotReleased", words, "Warning"))
+        memory.kept = frozenset(kept)
 
     def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
         sightings = self._leaving.setdefault(name, Sightings())
@@ -284,6 +303,7 @@ class Reconciler:
             missing_s=memory.missing.of(missing(key, jobs, pods), self._monotonic_s()),
             leaving=going,
             terminating_s=self._terminating_s(name, going),
+            nodes=memory.nodes,
             unready_s=memory.unready.of(unready_keepers(pods), self._monotonic_s()),
             keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )
