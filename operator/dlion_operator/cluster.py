@@ -26,6 +26,8 @@ class Kind(Enum):
     CLAIM = ("/api/v1", "persistentvolumeclaims")
     DEPLOYMENT = ("/apis/apps/v1", "deployments")
     SECRET = ("/api/v1", "secrets")
+    NODE = ("/api/v1", "nodes")
+    LEASE = ("/apis/coordination.k8s.io/v1", "leases")
     CERTIFICATE = ("/apis/cert-manager.io/v1", "certificates")
     EVENT = ("/api/v1", "events")
     TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
@@ -46,6 +48,8 @@ _BY_NAME = {
     "PersistentVolumeClaim": Kind.CLAIM,
     "Deployment": Kind.DEPLOYMENT,
     "Secret": Kind.SECRET,
+    "Node": Kind.NODE,
+    "Lease": Kind.LEASE,
     "Certificate": Kind.CERTIFICATE,
     "Event": Kind.EVENT,
     "TLSRoute": Kind.TLS_ROUTE,
@@ -81,7 +85,7 @@ class Cluster(Protocol):
     """The API server. Every call raises RefusedError, ConflictError or ServerError."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
-        """The object; None: there is none."""
+        """The object; None: there is none. `namespace` empty: the kind is in no namespace."""
         ...
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
@@ -103,9 +107,17 @@ class Cluster(Protocol):
         ...
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
     ) -> None:
-        """Deletes it and, in the background, what it owns; where it is gone already, nothing."""
+        """Deletes it and, in the background, what it owns; where it is gone already, nothing. With
+        `uid` or `resource_version` that object or that version alone: else ConflictError."""
         ...
 
     async def signing_keys(self) -> bytes:

@@ -26,9 +26,16 @@ MOST_STALE_ROUNDS = 2
 class Health:
     """What is said of this process's health."""
 
-    def __init__(self, metrics: OperatorMetrics, stale_rounds: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        metrics: OperatorMetrics,
+        stale_rounds: Callable[[], int],
+        has_gone_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`has_gone_back`: whether resource versions have since this process began (`resync`)."""
         self._metrics = metrics
         self._stale_rounds = stale_rounds
+        self._has_gone_back = has_gone_back
         self._ticked_s = time.monotonic()
         self.ready = False
         """Whether the operator serves workers and has seen every job."""
@@ -47,6 +54,8 @@ class Health:
             return f"the event loop has stood still for more than {MOST_LAG_S:g} s"
         if self._stale_rounds() >= MOST_STALE_ROUNDS:
             return f"watches missed changes in {self._stale_rounds()} rounds in a row"
+        if self._has_gone_back():
+            return "resource versions of the API server went back: watches have to begin anew"
         return ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,6 +24,7 @@ from dlion_operator.cluster import (
     RefusedError,
     ServerError,
 )
+from dlion_operator.server_clock import ServerClock
 
 REQUEST_TIMEOUT_S = 30.0
 PAGE = 500
@@ -49,14 +51,25 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
 class KubernetesApi:
     """A `dlion_operator.cluster.Cluster`."""
 
-    def __init__(self, api: client.ApiClient, on_error: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        on_error: Callable[[int], None],
+        *,
+        clock: ServerClock | None = None,
+    ) -> None:
         """`on_error` is told the code of each answer that is none; 0: there was no answer."""
         self._api = api
         self._on_error = on_error
+        self._clock = clock or ServerClock()
 
     async def close(self) -> None:
         """Closes its connections."""
         await self._api.close()  # type: ignore[no-untyped-call]
+
+    def now(self) -> datetime:
+        """The API server's time, as its answers tell it; before the first, this machine's."""
+        return self._clock.now()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         return await self._send("GET", _path(kind, namespace, name), absent_ok=True)
@@ -93,11 +106,19 @@ class KubernetesApi:
         )
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
     ) -> None:
         options: Document = {"propagationPolicy": "Background"}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        required = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {field: value for field, value in required.items() if value}:
+            options["preconditions"] = preconditions
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)
@@ -138,6 +159,7 @@ class KubernetesApi:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._on_error(0)
             raise ServerError(f"{method} {path}: {type(error).__name__}: {error}") from error
+        self._clock.hear(response.headers.get("Date"))
         if response.status == 404 and absent_ok:
             return None
         return self._judged(response.status, data, f"{method} {path}")
@@ -157,7 +179,7 @@ class KubernetesApi:
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
     root, plural = kind.value
-    place = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    place = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
     ends = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
     return f"{root}{place}/{plural}{ends}"
 

@@ -41,6 +41,11 @@ class OperatorMetrics:
             ["code"],
             registry=self.registry,
         )
+        self._restores = Counter(
+            "dlion_operator_restores",
+            "Times that resource versions of the API server went back, as after a restore of etcd",
+            registry=self.registry,
+        )
         self.loop_lag_seconds = Gauge(
             "dlion_operator_loop_lag_seconds",
             "How late the operator's event loop was last",
@@ -51,6 +56,10 @@ class OperatorMetrics:
         """A look at a job has ended."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
+
+    def restored(self) -> None:
+        """Resource versions of the API server have gone back."""
+        self._restores.inc()
 
     def api_error(self, code: int) -> None:
         """The API server has answered with an error, or not at all (0)."""
@@ -135,6 +144,24 @@ class JobMetrics(Collector):
                     ready.add_metric(at, site.get("readyWorkers") or 0)
                     expected.add_metric(at, site.get("workers") or 0)
         yield from (state, progress, ready, expected)
+
+
+class LeaseMetrics(Collector):
+    """In which namespaces this operator acts, read when somebody asks."""
+
+    def __init__(self, held: Callable[[], Mapping[str, bool]]) -> None:
+        self._held = held
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        family = GaugeMetricFamily(
+            "dlion_lease_held",
+            "1 where this operator acts on jobs, 0 where another one does",
+            labels=["namespace"],
+        )
+        for namespace, is_held in self._held().items():
+            family.add_metric([namespace], float(is_held))
+        yield family
 
 
 class FederationMetrics(Collector):

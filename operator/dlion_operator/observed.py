@@ -19,6 +19,7 @@ from dlion_operator.attempts import Unmade
 from dlion_operator.job_authority import NamedAuthority
 from dlion_operator.job_view import moment
 from dlion_operator.last_words import last_words
+from dlion_operator.node_states import NodeState
 
 Document = Mapping[str, Any]
 Missing = tuple[str, int]
@@ -153,8 +154,10 @@ class Observed:
     """Seconds that this operator has seen each of these waiting to go, by its uid."""
     unready_s: Mapping[Unready, float] = field(default_factory=dict)
     """Seconds that this operator has seen each keeper's pod run and not serve (`delays`)."""
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """Of nodes whose pods should be gone by now, by name (`tidying.overdue`)."""
     keeper: Document | None = None
-    """The keeper's Deployment, looked up where its pod has been missing for long."""
+    """The keeper's Deployment."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import jwt
@@ -84,11 +85,14 @@ class PodTokens:
         read_keys: Callable[[], Awaitable[Keys]],
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`read_keys` may raise UnavailableError: then no new key is known for now."""
+        """`read_keys` may raise UnavailableError: then no new key is known for now. `now` is the
+        time of the cluster that makes the tokens."""
         self._pods = pods
         self._read_keys = read_keys
         self._monotonic_s = monotonic_s
+        self._now = now
         self._keys: dict[str, jwt.PyJWK] = {}
         self._issuer = ""
         self._reading = asyncio.Lock()
@@ -103,7 +107,7 @@ class PodTokens:
             return None
         try:
             claims = await self._claims(token)
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+        except (jwt.PyJWTError, ArithmeticError, ValueError, TypeError, RecursionError) as error:
             _LOG.info("%s: token refused: %s", worker.name, error)
             return None
         if not self._is_theirs(claims, worker, job):
@@ -119,10 +123,25 @@ class PodTokens:
             algorithms=[key.algorithm_name] if key.algorithm_name in ALGORITHMS else [],
             audience=names.TOKEN_AUDIENCE,
             issuer=self._issuer,
-            leeway=LEEWAY_S,
-            options={"require": ["exp", "iss", "aud"]},
+            options={
+                "require": ["exp", "iss", "aud"],
+                # By this machine's clock; `_check_time` holds them against the cluster's.
+                "verify_exp": False,
+                "verify_nbf": False,
+                "verify_iat": False,
+            },
         )
+        self._check_time(claims)
         return claims
+
+    def _check_time(self, claims: Mapping[str, Any]) -> None:
+        """Raises: jwt.PyJWTError, ArithmeticError, ValueError, TypeError: it does not hold now."""
+        now_s = self._now().timestamp()
+        if not float(claims["exp"]) > now_s - LEEWAY_S:
+            raise jwt.ExpiredSignatureError("Signature has expired")
+        for name in ("nbf", "iat"):
+            if not float(claims.get(name, now_s)) <= now_s + LEEWAY_S:
+                raise jwt.ImmatureSignatureError(f"The token is not yet valid ({name})")
 
     async def _key(self, key_id: str) -> jwt.PyJWK:
         async with self._reading:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
@@ -41,29 +40,24 @@ from dlion_operator.decisions import (
 from dlion_operator.delays import unready_keepers
 from dlion_operator.exposure import Addresses
 from dlion_operator.job_authority import NamedAuthority
+from dlion_operator.job_memory import JobMemory
 from dlion_operator.named_secret import NamedSecret
+from dlion_operator.node_states import NodeStates
 from dlion_operator.notices import Notices
 from dlion_operator.observed import (
     NOTHING_KNOWN,
-    Missing,
     Observed,
-    Refusal,
     RunView,
-    Unready,
 )
 from dlion_operator.patching import is_telemetry, merge_patch
 from dlion_operator.settings import Settings
 from dlion_operator.sightings import Sightings
 from dlion_operator.store import ObjectName, Store
-from dlion_operator.tidying import leaving, released
+from dlion_operator.tidying import kept_by_nodes, leaving, node_of, overdue, released
 
 _LOG = logging.getLogger(__name__)
 
 TELEMETRY_EVERY_S = 10.0
-FIRST_RETRY_S = 10.0
-MAX_RETRY_S = 600.0
-"""A refused object is tried again after this, doubling from the first: a policy, a quota or a right
-may change, and nobody tells the operator."""
 FAILING_AFTER_S = 60.0
 """Errors for so long are no passing matter: the job's status says so."""
 
@@ -121,32 +115,6 @@ class Runs(Protocol):
         ...
 
 
-Asked = tuple[object, tuple[tuple[str, str], ...]]
-"""Generation of a manifest and its labels, which change no generation."""
-
-
-@dataclass
-class _Memory:
-    """What is remembered of a job between two looks; nothing depends on it after a restart."""
-
-    uid: str
-    children: Children
-    secret: NamedSecret
-    authority: NamedAuthority | None = None
-    refused: Refusal | None = None
-    refused_of: Asked | None = None
-    """Of which manifest the refusal is; another one is tried at once."""
-    refusals: int = 0
-    """In a row."""
-    retry_at_s: float = 0.0
-    failing_since_s: float | None = None
-    hindrance: str = ""
-    status_written_s: float = field(default=float("-inf"))
-    missing: Sightings[Missing] = field(default_factory=Sightings)
-    unready: Sightings[Unready] = field(default_factory=Sightings)
-    untold: list[Notice] = field(default_factory=list)
-
-
 class Reconciler:
     """Brings jobs to where their manifests want them."""
 
@@ -168,7 +136,8 @@ class Reconciler:
         self._notices = notices
         self._now = now
         self._monotonic_s = monotonic_s
-        self._memories: dict[ObjectName, _Memory] = {}
+        self._nodes = NodeStates(cluster, may_ask=not settings.namespaces)
+        self._memories: dict[ObjectName, JobMemory] = {}
         self._leaving: dict[ObjectName, Sightings[str]] = {}
         """Pods that are to go, of jobs that are there and of those that are gone."""
 
@@ -186,16 +155,17 @@ class Reconciler:
         if not is_left_alone(document):
             memory.authority = await memory.secret.look(document)
             await memory.children.keep_labels(name)
+        await self._look_at_nodes(name, memory)
         decision = decide(self._observed(document, memory), self._settings)
         unmade = memory.children.unmade
-        is_due = memory.refused is None or self._monotonic_s() >= memory.retry_at_s
+        is_due = memory.refusal.is_due(self._monotonic_s())
         try:
             await self._carry_out(decision, document, memory, making=is_due)
-            if is_due and memory.refused is not None:
-                memory.refused, memory.refusals = None, 0
+            if is_due and memory.refusal.forget():
                 decision = decide(self._observed(document, memory), self._settings)
         except RefusedError as error:
-            self._note_refusal(memory, document, error)
+            _LOG.warning("%s", error)
+            memory.refusal.note(document, error, self._monotonic_s())
             decision = decide(self._observed(document, memory), self._settings)
             await self._carry_out(decision, document, memory, making=False)
         except (ConflictError, ServerError) as error:
@@ -209,8 +179,8 @@ class Reconciler:
         await self._post(self._runs.news(_key(document)), document, memory)
         if memory.untold:
             again_s = LOOK_AGAIN_S if again_s is None else min(again_s, LOOK_AGAIN_S)
-        if memory.refused is not None:
-            retry_s = max(0.0, memory.retry_at_s - self._monotonic_s())
+        if memory.refusal.found is not None:
+            retry_s = max(0.0, memory.refusal.retry_at_s - self._monotonic_s())
             return retry_s if again_s is None else min(again_s, retry_s)
         return again_s
 
@@ -222,41 +192,53 @@ class Reconciler:
             return None
         children = Children(self._cluster, self._store, self._monotonic_s)
         terminating_s = self._terminating_s(name, pods)
-        actions = tuple(released(pods, terminating_s, self._now()))
+        nodes = await self._nodes.of({node_of(pod) for pod in overdue(pods, terminating_s)} - {""})
+        actions = tuple(released(pods, terminating_s, self._now(), nodes))
         await children.carry_out(actions, name.namespace, making=False)
         return LOOK_AGAIN_S
+
+    async def _look_at_nodes(self, name: ObjectName, memory: JobMemory) -> None:
+        """Whether the nodes work whose pods should be gone; what they keep is told of once."""
+        pods = leaving(self._store.of_job(Kind.POD, name))
+        terminating_s = self._terminating_s(name, pods)
+        nodes = {node_of(pod) for pod in overdue(pods, terminating_s)} - {""}
+        memory.nodes = await self._nodes.of(nodes)
+        kept = {pod.name: node_of(pod) for pod in kept_by_nodes(pods, terminating_s, memory.nodes)}
+        for pod in sorted(kept.keys() - memory.kept):
+            words = f"pod {pod} does not go, and its node {kept[pod]} is ready: it may still run"
+            memory.untold.append(Notice("PodNotReleased", words, "Warning"))
+        memory.kept = frozenset(kept)
 
     def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
         sightings = self._leaving.setdefault(name, Sightings())
         return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
 
-    def _memory(self, name: ObjectName, document: Document) -> _Memory:
+    def _memory(self, name: ObjectName, document: Document) -> JobMemory:
         uid = str(document["metadata"]["uid"])
         memory = self._memories.get(name)
         if memory is not None and memory.uid != uid:
             self._runs.close(*name)  # what was served was of another job of that name
         if memory is None or memory.uid != uid:
-            memory = _Memory(
-                uid,
-                Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid),
-                NamedSecret(
-                    self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
-                ),
-            )
-            self._memories[name] = memory
-        if memory.refused_of != _asked(document):
-            memory.refused, memory.refusals = None, 0
+            memory = self._memories[name] = self._new_memory(uid)
+        memory.refusal.hold_against(document)
         return memory
 
-    def _note_refusal(self, memory: _Memory, document: Document, error: RefusedError) -> None:
-        _LOG.warning("%s", error)
-        memory.refused = Refusal(str(error), error.code)
-        memory.refused_of = _asked(document)
-        wait_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(memory.refusals, 16))
-        memory.refusals += 1
-        memory.retry_at_s = self._monotonic_s() + wait_s
+    def _new_memory(self, uid: str) -> JobMemory:
+        children = Children(self._cluster, self._store, self._monotonic_s, owner_uid=uid)
+        secret = NamedSecret(
+            self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
+        )
+        return JobMemory(uid, children, secret)
 
-    async def _tell_hindrance(self, error: DLionError, document: Document, memory: _Memory) -> None:
+    def forget(self) -> None:
+        """Remembers of each job that it was there, and nothing of its objects: what the cluster
+        holds is another than before, as after a restore of etcd."""
+        self._memories = {name: self._new_memory(m.uid) for name, m in self._memories.items()}
+        self._leaving.clear()
+
+    async def _tell_hindrance(
+        self, error: DLionError, document: Document, memory: JobMemory
+    ) -> None:
         """Says in the status what goes on failing, if that at least can be written."""
         now_s = self._monotonic_s()
         if memory.failing_since_s is None:
@@ -267,7 +249,7 @@ class Reconciler:
                 decision = decide(self._observed(document, memory), self._settings)
                 await self._tell(decision, document, memory)
 
-    def _observed(self, document: Document, memory: _Memory) -> Observed:
+    def _observed(self, document: Document, memory: JobMemory) -> Observed:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
         jobs = [job for job in self._store.of_job(Kind.JOB, name) if memory.uid in _owners(job)]
@@ -289,19 +271,20 @@ class Reconciler:
             authority_pem=self._runs.authority_pem(),
             run=run,
             elsewhere=NOTHING_KNOWN if run else self._runs.elsewhere(key, _sites(document)),
-            refused=memory.refused,
+            refused=memory.refusal.found,
             unmade=memory.children.unmade,
             authority=memory.authority,
             hindrance=memory.hindrance,
             missing_s=memory.missing.of(missing(key, jobs, pods), self._monotonic_s()),
             leaving=going,
             terminating_s=self._terminating_s(name, going),
+            nodes=memory.nodes,
             unready_s=memory.unready.of(unready_keepers(pods), self._monotonic_s()),
             keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )
 
     async def _carry_out(
-        self, decision: Decision, document: Document, memory: _Memory, *, making: bool = True
+        self, decision: Decision, document: Document, memory: JobMemory, *, making: bool = True
     ) -> None:
         """`making`: whether objects are made, too; what is refused once is not tried at once."""
         key = _key(document)
@@ -330,7 +313,9 @@ class Reconciler:
         made = await memory.children.carry_out(decision.actions, key.namespace, making=making)
         await self._post(made, document, memory)
 
-    async def _tell(self, decision: Decision, document: Document, memory: _Memory) -> float | None:
+    async def _tell(
+        self, decision: Decision, document: Document, memory: JobMemory
+    ) -> float | None:
         """The one status write, where there is something new to say."""
         if decision.status is None:
             return decision.look_again_s
@@ -354,7 +339,7 @@ class Reconciler:
             await self._post(decision.notices, document, memory)
         return decision.look_again_s
 
-    async def _post(self, notices: Iterable[Notice], document: Document, memory: _Memory) -> None:
+    async def _post(self, notices: Iterable[Notice], document: Document, memory: JobMemory) -> None:
         """These, after what could not be told before."""
         memory.untold = await self._notices.post_all(document, [*memory.untold, *notices])
 
@@ -362,11 +347,6 @@ class Reconciler:
 def _key(document: Document) -> JobKey:
     metadata, spec = document["metadata"], document.get("spec") or {}
     return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
-
-
-def _asked(document: Document) -> Asked:
-    metadata = document["metadata"]
-    return metadata.get("generation"), tuple(sorted((metadata.get("labels") or {}).items()))
 
 
 def _sites(document: Document) -> list[SiteName]:

@@ -3,6 +3,14 @@
 A watch that has fallen silent looks like a cluster in which nothing happens. So what a list holds
 and the picture has not got, even a moment later, is a sign of it: it is taken over, counted, and
 after two such rounds in a row the operator says that it is not well (`health`).
+
+Where etcd is put back to a snapshot, resource versions go back, and all that is listed looks older
+than what is known. A list at a lower version than one before it tells. Lists are the truth then:
+the picture begins anew, and so does what is remembered of jobs. The watches are kopf's, which goes
+on from the last version that it saw. It lists anew after a 410 in a stream; any other error in a
+stream, such as 504 (too large resource version), and a 410 or 5xx in place of a stream, end kopf
+and so this process. But an API server may just as well take a watch at a version to come, and send
+nothing until it is reached. So the operator says that it is not well, and is started anew.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from dlion_api.errors import DLionError
 from dlion_api.names import API_VERSION
 from dlion_api.names import KIND as DLION_KIND
 from dlion_operator.cluster import Cluster, Document, Kind, Listing
-from dlion_operator.store import ObjectName, Store, is_newer, job_of, name_of
+from dlion_operator.store import ObjectName, Store, as_number, is_newer, job_of, name_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,12 +55,19 @@ class Resync:
         store: Store,
         namespaces: Sequence[str],
         trigger: Callable[[ObjectName], None],
+        on_restored: Callable[[], None] = lambda: None,
     ) -> None:
-        """`namespaces`: empty means all."""
+        """`namespaces`: empty means all. `on_restored` is called when versions have gone back, with
+        the picture made anew and before any job is looked at."""
         self._cluster = cluster
         self._store = store
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._trigger = trigger
+        self._on_restored = on_restored
+        self._listed_at: dict[tuple[Kind, str | None], int] = {}
+        """The versions of the newest lists."""
+        self.has_gone_back = False
+        """Whether versions have gone back since this process began: its watches may be silent."""
         self._lacking: dict[Kind, set[str]] = {kind: set() for kind in WATCHED}
         self.stale_rounds = 0
         """Rounds in a row that found something the watches had missed."""
@@ -81,7 +96,12 @@ class Resync:
 
     async def round(self, settle_s: float) -> None:
         """One round. Raises: DLionError where the API server does not answer."""
+        known = {kind: self._store.newest_version(kind) for kind in WATCHED}
+        before = dict(self._listed_at)
         listings = {kind: await self._list(kind) for kind in WATCHED}
+        if any(at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()):
+            await self._begin_anew()
+            return
         await asyncio.sleep(settle_s)
         missed: set[ObjectName] = set()
         for kind, items in listings.items():
@@ -92,11 +112,29 @@ class Resync:
         self.stale_rounds = self.stale_rounds + 1 if missed else 0
         self.confirmed_s = time.monotonic()
 
+    async def _begin_anew(self) -> None:
+        """The lists of now are all there is."""
+        listings = {kind: await self._list(kind) for kind in WATCHED}
+        _LOG.error(
+            "resource versions of the API server went back: was its etcd restored? What it lists "
+            "is taken for all there is"
+        )
+        jobs = set(self._store.jobs())
+        self._store.begin_anew(listings)
+        self._lacking = {kind: set() for kind in WATCHED}
+        self.has_gone_back = True
+        self._on_restored()
+        for name in jobs | set(self._store.jobs()):
+            self._trigger(name)
+        self.confirmed_s = time.monotonic()
+
     async def _list(self, kind: Kind) -> list[Document]:
         selector = "" if kind is Kind.DLION_JOB else JOB_LABEL
         items: list[Document] = []
         for namespace in self._namespaces:
             listing: Listing = await self._cluster.list(kind, namespace, selector=selector)
+            if at := as_number(listing.resource_version):
+                self._listed_at[kind, namespace] = at
             api_version, name = _TYPES[kind]
             items += [{**item, "apiVersion": api_version, "kind": name} for item in listing.items]
         return items

@@ -7,7 +7,7 @@ in at once, so that the next look sees it though its event is still on the way.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlion_api.cluster_names import JOB_LABEL
@@ -71,6 +71,19 @@ class Store:
         if not self._of_job[key]:
             del self._of_job[key]
 
+    def begin_anew(self, objects: Mapping[Kind, Iterable[Document]]) -> None:
+        """Holds these and nothing else, whatever was known: versions count anew."""
+        self._objects.clear()
+        self._of_job.clear()
+        self._gone.clear()
+        for kind, documents in objects.items():
+            for document in documents:
+                self.put(kind, document)
+
+    def newest_version(self, kind: Kind) -> int:
+        """The highest version of an object of that kind; 0: there is none."""
+        return max(map(version_of, self._objects[kind].values()), default=0)
+
     def get(self, kind: Kind, name: ObjectName) -> Document | None:
         """The object of that name."""
         return self._objects[kind].get(name)
@@ -113,8 +126,12 @@ def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 def version_of(document: Mapping[str, Any]) -> int:
     """Its resource version as a number: etcd's revision, which counts up."""
-    text = str(document["metadata"].get("resourceVersion", ""))
-    return int(text) if text.isdecimal() else 0
+    return as_number(str(document["metadata"].get("resourceVersion", "")))
+
+
+def as_number(resource_version: str) -> int:
+    """That version as a number; 0: it is none."""
+    return int(resource_version) if resource_version.isdecimal() else 0
 
 
 def _uid_of(document: Mapping[str, Any]) -> str:

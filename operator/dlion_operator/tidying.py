@@ -15,15 +15,16 @@ from dlion_operator.cluster import Document, Kind
 from dlion_operator.decisions import Action, Delete, Patch
 from dlion_operator.exposure import own_workers, service_name, worker_services
 from dlion_operator.job_view import JobView
+from dlion_operator.node_states import NodeState
 from dlion_operator.observed import Observed, PodView
 from dlion_operator.runs import Run
 
 LOST_AFTER_S = 60.0
 """A pod that is still there so long after its grace, as this operator has seen it go, and of whose
-end its node says nothing, is on a node that does not answer."""
+end its node says nothing, may be on a node that does not answer: the node's state tells."""
 TAKEN_AWAY_WITHIN_S = 600.0
 """The same where its node has said that its containers have ended: what is left is the node's to
-take away, which may be slow."""
+take away, which may be slow. And where nobody says what has become of its node."""
 
 
 def leaving(pods: Iterable[Document]) -> list[Document]:
@@ -51,17 +52,44 @@ def _is_ours(pod: Document) -> bool:
 
 def lost_pods(seen: Observed) -> Iterator[Action]:
     """Pods on nodes that do not answer are released."""
-    return released(seen.leaving, seen.terminating_s, seen.now)
+    return released(seen.leaving, seen.terminating_s, seen.now, seen.nodes)
 
 
-def released(
-    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float], now: datetime
-) -> Iterator[Action]:
-    """The same of these pods, seen to wait for their end for so long."""
+def overdue(
+    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
+) -> Iterator[PodView]:
+    """Those of these pods that have waited to go for longer than their nodes should need."""
     for pod in map(PodView, pods):
         is_ending = pod.containers_ended and not pod.is_over
         patience_s = TAKEN_AWAY_WITHIN_S if is_ending else LOST_AFTER_S
-        if terminating_s.get(pod.uid, 0.0) <= pod.grace_s + patience_s:
+        if terminating_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
+            yield pod
+
+
+def node_of(pod: PodView) -> str:
+    """The node that it was bound to; empty: it never was."""
+    return str((pod.document.get("spec") or {}).get("nodeName") or "")
+
+
+def kept_by_nodes(
+    pods: Iterable[Mapping[str, Any]],
+    terminating_s: Mapping[str, float],
+    nodes: Mapping[str, NodeState],
+) -> list[PodView]:
+    """Those that wait for nodes that work: they are never released, as they may run."""
+    waiting = overdue(pods, terminating_s)
+    return [pod for pod in waiting if nodes.get(node_of(pod)) is NodeState.READY]
+
+
+def released(
+    pods: Iterable[Mapping[str, Any]],
+    terminating_s: Mapping[str, float],
+    now: datetime,
+    nodes: Mapping[str, NodeState],
+) -> Iterator[Action]:
+    """The same of these pods, seen to wait for their end for so long, on nodes in these states."""
+    for pod in overdue(pods, terminating_s):
+        if not _is_lost(pod, terminating_s[pod.uid], nodes):
             continue
         if not pod.is_over:
             # A Job waits for its pod's end, which nobody else will tell of.
@@ -69,6 +97,27 @@ def released(
             yield Patch(Kind.POD, pod.name, said, subresource="status")
         if pod.grace_s > 0:  # else it is asked for already, and somebody's finalizer holds it
             yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
+
+
+def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> bool:
+    """Whether nothing of it can run any more, as far as can be known.
+
+    Where nodes may not be read, the cluster's own word counts: it takes pods off a node that it has
+    given up (DeletionByTaintManager). Without that word the longer patience has to do.
+    """
+    node = node_of(pod)
+    if not node:
+        return True
+    match nodes.get(node, NodeState.FORBIDDEN):
+        case NodeState.ABSENT | NodeState.NOT_READY:
+            return True
+        case NodeState.READY | NodeState.UNANSWERED:
+            return False
+        case NodeState.FORBIDDEN:
+            condition = pod.condition("DisruptionTarget")
+            is_given_up = condition.get("reason") == "DeletionByTaintManager"
+            is_so = is_given_up and condition.get("status") == "True"
+            return is_so or waited_s > pod.grace_s + TAKEN_AWAY_WITHIN_S
 
 
 def earlier_runs(run: Run, seen: Observed) -> Iterator[Action]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fault_proxy import waited
@@ -94,7 +95,16 @@ def place(kubectl: Kubectl, pod: str) -> None:
 
 
 def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
-    """Has a worker's pod deleted on a node that never says that it has ended."""
+    """Has a worker's pod deleted on a node that never says that it has ended, as Kubernetes does
+    with a node that it gives up."""
     lost = workers(kubectl, name)[0]["metadata"]["name"]
     place(kubectl, lost)
+    given_up = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByTaintManager",
+        "lastTransitionTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",  # else it is taken for old
+    }
+    kubectl.run("patch", "pod", lost, "--subresource=status",
+                "-p", json.dumps({"status": {"conditions": [given_up]}}))  # fmt: skip
     kubectl.run("delete", "pod", lost, "--grace-period=1", "--wait=false")

@@ -223,9 +223,10 @@ class Lists:
 
     def __init__(self) -> None:
         self.items: dict[Kind, list[Document]] = {kind: [] for kind in WATCHED}
+        self.version = 100
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
-        return Listing([dict(item) for item in self.items[kind]], "1")
+        return Listing([dict(item) for item in self.items[kind]], str(self.version))
 
 
 def checked() -> tuple[Lists, Store, Resync, list[ObjectName]]:
@@ -266,6 +267,50 @@ def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
     assert (resync.stale_rounds, triggered) == (0, [])
     assert store.get(Kind.DLION_JOB, NAME) is None
     assert store.put(Kind.DLION_JOB, job(7, uid="made-anew"))
+
+
+@pytest.mark.parametrize("known_by", ["an earlier list", "the watches"])
+def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
+    """As after a restore of etcd: one job is older, one is not there, one was deleted since."""
+    lists, store, triggered, restored = Lists(), Store(), list[ObjectName](), list[set[str]]()
+
+    def note() -> None:
+        restored.append({name.name for name in store.jobs()})
+        assert triggered == []
+
+    cluster: Any = lists
+    resync = Resync(cluster, store, (), triggered.append, note)
+    there = [job(90), job(95, uid="later", name="later")]
+    if known_by == "an earlier list":
+        lists.items[Kind.DLION_JOB] = there
+        asyncio.run(resync.first())
+        asyncio.run(resync.round(0))
+    for document in there:
+        store.put(Kind.DLION_JOB, document)
+    store.put(Kind.POD, pod(96))
+    store.remove(Kind.DLION_JOB, job(97, uid="ended", name="ended"))
+    assert (resync.stale_rounds, resync.has_gone_back) == (0, False)
+    lists.version = 60
+    lists.items[Kind.DLION_JOB] = [job(50), job(40, uid="ended", name="ended")]
+    asyncio.run(resync.round(0))
+    assert restored == [{"digits", "ended"}]
+    assert {name.name for name in triggered} == {"digits", "later", "ended"}
+    assert store.of_job(Kind.POD, NAME) == ()
+    kept = store.get(Kind.DLION_JOB, NAME)
+    assert kept is not None
+    assert kept["metadata"]["resourceVersion"] == "50"
+    assert store.put(Kind.DLION_JOB, job(61))
+    lists.version, lists.items[Kind.DLION_JOB][0] = 62, job(61)
+    asyncio.run(resync.round(0))
+    assert (len(restored), resync.stale_rounds, resync.has_gone_back) == (1, 0, True)
+
+
+def test_watches_that_may_be_silent_are_an_illness() -> None:
+    async def judge(*, gone_back: bool) -> str:
+        return Health(OperatorMetrics(), lambda: 0, lambda: gone_back).illness()
+
+    assert asyncio.run(judge(gone_back=False)) == ""
+    assert "went back" in asyncio.run(judge(gone_back=True))
 
 
 def test_two_rounds_in_a_row_are_an_illness() -> None:

@@ -9,13 +9,14 @@ Leaves out: how a real API server holds a delete against its UID (tests/cluster)
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 
 from dlion_api.cluster_names import JOB_LABEL, RUN_LABEL
 from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
 from operator_in_memory import Site
-from operator_world import dlion_job
+from operator_world import SETTINGS, dlion_job
 
 BY_NAME = (Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP)
 
@@ -130,3 +131,21 @@ def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
     site.cluster.refuse = refuse
     site.relabel(Kind.SERVICE, name, {RUN_LABEL: "9"})
     assert site.look() is not None
+
+
+def test_what_a_restored_cluster_lacks_is_made_anew() -> None:
+    """A claim is not watched: that it was made is only remembered."""
+    settings = replace(SETTINGS, keeper=replace(SETTINGS.keeper, size="1Gi"))
+    site = Site(dlion_job(), settings=settings)
+    site.look()
+    for key in [each for each in site.cluster.objects if each[0] is not Kind.DLION_JOB]:
+        del site.cluster.objects[key]
+    job = site.cluster.objects[Kind.DLION_JOB, "digits"]
+    job["metadata"]["resourceVersion"] = "1"
+    site.store.begin_anew({Kind.DLION_JOB: [copy.deepcopy(job)]})
+    site.forget()
+    site.look()
+    made = [kind for verb, kind in site.cluster.writes() if verb in ("create", "apply")]
+    assert sorted(made) == [
+        "ConfigMap", "Deployment", "Job", "PersistentVolumeClaim", "Service", "Service"
+    ]  # fmt: skip

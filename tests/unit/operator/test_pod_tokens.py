@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import jwt
@@ -121,6 +122,8 @@ class Site:
     is_away: bool = False
     hangs: bool = False
     now_s: float = 1000.0
+    cluster_ahead: timedelta = timedelta()
+    """Of the operator's clock."""
 
     def __post_init__(self) -> None:
         self.pods["default", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
@@ -132,7 +135,12 @@ class Site:
         self.pods["default", "no-owner", "uid-5"] = FoundPod(labels, None)
         for number, owner in enumerate(OTHER_OWNERS, 6):
             self.pods["default", "other-owner", f"uid-{number}"] = FoundPod(labels, owner)
-        self.tokens = PodTokens(self, self.read_keys, monotonic_s=lambda: self.now_s)
+        self.tokens = PodTokens(
+            self,
+            self.read_keys,
+            monotonic_s=lambda: self.now_s,
+            now=lambda: datetime.now(UTC) + self.cluster_ahead,
+        )
 
     def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
         return self.pods.get((namespace, name, uid))
@@ -266,6 +274,16 @@ def test_a_hostile_token_is_refused(name: str) -> None:
     site = Site()
     assert not site.holds(HOSTILE[name])
     assert site.holds(signed(claims())), "an honest one is taken all the same"
+
+
+def test_times_are_the_clusters_whatever_this_machines_clock_says() -> None:
+    now = int(time.time())
+    for ahead in (timedelta(hours=2), timedelta(hours=-2)):
+        made_s = now + int(ahead.total_seconds())
+        fresh = claims(iat=made_s - 10, nbf=made_s - 10, exp=made_s + 3600)
+        for site in (Site(cluster_ahead=ahead), Site()):
+            is_theirs = site.cluster_ahead == ahead
+            assert site.holds(signed(fresh)) == is_theirs
 
 
 def test_a_new_key_is_found_and_strangers_cannot_have_it_sought_all_the_time() -> None:

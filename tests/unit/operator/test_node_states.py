@@ -1,0 +1,153 @@
+"""When a pod that should be gone is deleted by force.
+
+Proves: only where its node is gone or not ready, or it never had one; where nodes may not be read,
+where Kubernetes has given the node up, or after the longer patience; a node is asked for only when
+a pod is overdue, each time anew, and never by an operator of some namespaces; a node that is ready
+keeps its pod, a keeper's too, and the job's events say so once.
+Leaves out: nodes that die (tests/cluster/test_training_on_a_dead_node.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
+from dlion_operator.cluster import Document, Kind, RefusedError, ServerError
+from dlion_operator.node_states import NodeState
+from dlion_operator.tidying import LOST_AFTER_S, TAKEN_AWAY_WITHIN_S, released
+from operator_in_memory import Site
+from operator_world import SETTINGS, dlion_job
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SHORT_S, LONG_S = 30 + LOST_AFTER_S + 1, 30 + TAKEN_AWAY_WITHIN_S + 1
+GIVEN_UP = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+UNKNOWN = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+
+
+def pod(*, node: str = "n1", conditions: list[dict[str, str]] | None = None) -> Document:
+    return {
+        "metadata": {"name": "p", "uid": "u", "deletionGracePeriodSeconds": 30},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": "Running", "conditions": conditions or []},
+    }
+
+
+CASES: dict[str, tuple[Document, float, NodeState | None, bool]] = {
+    "its node is gone": (pod(), SHORT_S, NodeState.ABSENT, True),
+    "its node is not ready": (pod(), SHORT_S, NodeState.NOT_READY, True),
+    "its node is ready": (pod(), SHORT_S, NodeState.READY, False),
+    "its node is ready for long": (pod(), LONG_S, NodeState.READY, False),
+    "ready though given up": (pod(conditions=[GIVEN_UP]), LONG_S, NodeState.READY, False),
+    "nobody answers": (pod(), LONG_S, NodeState.UNANSWERED, False),
+    "it never had a node": (pod(node=""), SHORT_S, None, True),
+    "no right": (pod(), SHORT_S, NodeState.FORBIDDEN, False),
+    "no right, given up": (pod(conditions=[GIVEN_UP]), SHORT_S, NodeState.FORBIDDEN, True),
+    "no right, evicted": (pod(conditions=[EVICTED]), SHORT_S, NodeState.FORBIDDEN, False),
+    "no right, for long": (pod(), LONG_S, NodeState.FORBIDDEN, True),
+    "too early": (pod(), 30 + LOST_AFTER_S, NodeState.ABSENT, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
+    document, waited_s, state, expected = CASES[name]
+    nodes = {} if state is None else {"n1": state}
+    actions = list(released([document], {"u": waited_s}, NOW, nodes))
+    assert (len(actions) == 2) == bool(actions) == expected
+
+
+def leaving_site(component: str = "", **settings: Any) -> Site:
+    """A job with a pod, of that component, that waits for node n1 to let it go."""
+    site = Site(dlion_job({"small": 1}), settings=replace(SETTINGS, **settings))
+    site.look()
+    site.start_pods()
+    is_keeper = component == KEEPER
+    found = next(
+        each
+        for each in site.store.all(Kind.POD)
+        if (each["metadata"]["labels"].get(COMPONENT_LABEL) == KEEPER) == is_keeper
+    )
+    marks = {"deletionTimestamp": "2026-01-31T11:00:00Z", "deletionGracePeriodSeconds": 30,
+             "resourceVersion": "5000"}  # fmt: skip
+    site.store.put(
+        Kind.POD,
+        {**found, "metadata": found["metadata"] | marks, "spec": {"nodeName": "n1"}},
+    )
+    return site
+
+
+def looked_at_late(site: Site) -> list[tuple[str, str]]:
+    """The requests of a look when the pod is overdue."""
+    site.look()
+    assert ("get", "NODE") not in site.cluster.requests
+    site.time_s = SHORT_S
+    site.look()
+    return site.cluster.requests
+
+
+@pytest.mark.parametrize("component", ["", KEEPER])
+def test_a_node_that_is_ready_keeps_its_pod_and_it_is_said_once(component: str) -> None:
+    site = leaving_site(component)
+    site.cluster.objects[Kind.NODE, "n1"] = dict(READY)
+    requests = looked_at_late(site)
+    assert requests.count(("get", "NODE")) == 1
+    assert ("delete", "POD") not in requests
+    site.look()
+    told = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
+    said = [each["message"] for each in told if each["reason"] == "PodNotReleased"]
+    assert len(said) == 1
+    assert "node n1 is ready" in said[0]
+    site.cluster.objects[Kind.NODE, "n1"] = dict(UNKNOWN)
+    site.look()
+    assert ("delete", "POD") in site.cluster.requests
+
+
+@pytest.mark.parametrize("component", ["", KEEPER])
+def test_a_pod_of_a_node_that_is_gone_is_released(component: str) -> None:
+    assert ("delete", "POD") in looked_at_late(leaving_site(component))
+
+
+@pytest.mark.parametrize(
+    ("error", "late_s", "goes"),
+    [
+        (RefusedError("403 nodes", 403), SHORT_S, False),
+        (RefusedError("403 nodes", 403), LONG_S, True),
+        (ServerError("503"), LONG_S, False),
+    ],
+)
+def test_a_node_that_cannot_be_read_is_taken_for_neither(
+    error: Exception, late_s: float, *, goes: bool
+) -> None:
+    site = leaving_site()
+
+    def refuse(_verb: str, document: Document) -> None:
+        if document.get("kind") == "NODE":
+            raise error
+
+    site.cluster.refuse = refuse
+    looked_at_late(site)
+    site.time_s = late_s
+    site.look()
+    assert (("delete", "POD") in site.cluster.requests) == goes
+
+
+def test_an_operator_of_some_namespaces_asks_for_no_node() -> None:
+    site = leaving_site(namespaces=("default",))
+    assert ("get", "NODE") not in looked_at_late(site)
+    assert ("delete", "POD") not in site.cluster.requests
+
+
+def test_pods_of_a_job_that_is_gone_are_held_to_the_same() -> None:
+    site = leaving_site()
+    site.cluster.objects[Kind.NODE, "n1"] = dict(READY)
+    site.store.remove(Kind.DLION_JOB, site.cluster.objects.pop((Kind.DLION_JOB, "digits")))
+    assert ("delete", "POD") not in looked_at_late(site)
+    del site.cluster.objects[Kind.NODE, "n1"]
+    site.look()
+    assert ("delete", "POD") in site.cluster.requests
