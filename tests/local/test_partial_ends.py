@@ -1,6 +1,7 @@
 """Facts: a run whose model lacks the replica of a worker of the manifest ends with exit code 80,
 whatever became of that worker: it diverged for good, or its process stood still at the end. The
-terminal and the summary name who is missing, and the model says whose it is.
+terminal and the summary name who is missing, and the model says whose it is. A run whose trainers
+are all told to end from outside ended early: exit code 79.
 
 Left out: the rule itself (tests/unit/results/test_judgement.py), cut links (test_end_of_run).
 """
@@ -64,11 +65,19 @@ def test_a_model_of_one_of_three_workers_is_partial_and_named(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(300)
-def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(tmp_path: Path) -> None:
-    """Two sites: either it comes together, or both models are named as what they are."""
+@pytest.mark.parametrize(
+    "sites",
+    [{"plant-a": 3}, pytest.param({"plant-a": 2, "plant-b": 1}, marks=pytest.mark.slow)],
+    ids=["one", "two"],
+)
+def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(
+    tmp_path: Path, sites: dict[str, int]
+) -> None:
+    """Either it comes together, or the models are named as what they are; within one site the one
+    that holds more stays."""
     trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 150}}
     job = job_document(
-        {"plant-a": 2, "plant-b": 1},
+        sites,
         trainer=trainer,
         exchange={"policy": "dlion", "codec": "float16"},
         synchronization={"mode": "bounded", "maxStaleness": 5},
@@ -91,3 +100,19 @@ def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(tmp_pat
         assert 2 in ending["missing"]
         assert models["plant-a"] == [0, 1]
     assert ending["succeeded"] is (code == 0)
+
+
+@pytest.mark.timeout(200)
+def test_a_run_whose_trainers_are_told_to_end_has_ended_early(tmp_path: Path) -> None:
+    trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 100_000}}
+    with LocalRun(tmp_path, job_document(2, trainer=trainer)) as run:
+        run.wait_for_step(10)
+        for rank in (0, 1):
+            os.kill(run.trainer_pids(rank)[-1], signal.SIGTERM)
+        assert run.finish() == ExitCode.ENDED_EARLY, run.terminal()
+    ending = run.summary()["ending"]
+    assert (ending["succeeded"], ending["reason"]) == (False, "EndedEarly")
+    assert ending["iteration"] >= 10
+    assert f"the run ended early, at iteration {ending['iteration']}, before" in run.terminal()
+    last = run.terminal().splitlines()[-1]
+    assert last == f"dlion run {tmp_path / 'job.yaml'} --resume {run.folder}"

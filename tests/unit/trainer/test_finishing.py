@@ -7,12 +7,22 @@ Left out: the whole end of a run (tests/local/test_end_of_run.py).
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
-from dlion_worker.trainer.finishing import Replica, average, choose_model, site_leads
+from dlion_worker.trainer.finishing import (
+    Replica,
+    average,
+    choose_model,
+    saved_ranks,
+    site_leads,
+)
 from dlion_worker.trainer.snapshot import WorkerState
 from local_run import job_document
 
@@ -39,6 +49,24 @@ def test_a_model_of_one_replica_is_called_that_replica() -> None:
     assert (alone.model, str(alone).partition(":")[0]) == ("replica 2", "replica 2 of worker 2")
     both = [replica(0, 1, 9), replica(2, 1, 9)]
     assert choose_model(JOB, both, accuracy_of=lambda _: 0.5, stop_reason="")[0].model == "averaged"
+
+
+def test_of_a_model_that_was_saved_before_only_a_final_one_of_this_run_counts(
+    tmp_path: Path,
+) -> None:
+    def ranks(since_s: float = 0.0) -> set[int]:
+        return saved_ranks(tmp_path, "a", since_s=since_s)
+
+    assert ranks() == set()
+    about = tmp_path / "models" / "a" / "model.json"
+    about.parent.mkdir(parents=True)
+    about.write_text(json.dumps({"ranks": [0, 1], "stop_reason": "maxSteps 9 reached"}))
+    assert ranks() == {0, 1}
+    assert ranks(since_s=time.time() + 9) == set(), "an earlier run's"
+    about.write_text(json.dumps({"ranks": [0, 1], "stop_reason": "still training"}))
+    assert ranks() == set()
+    about.write_text("{")
+    assert ranks() == set()
 
 
 @pytest.mark.parametrize(

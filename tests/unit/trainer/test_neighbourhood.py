@@ -91,12 +91,15 @@ def test_slow_iterations_are_waited_for_longer() -> None:
     assert around.near.missing(ranks(1, 4)) == ranks(2, 3)
 
 
-def test_where_all_are_linked_nothing_changes() -> None:
+def test_where_all_are_neighbours_a_link_that_broke_just_before_the_end_is_waited_for() -> None:
     around = Around("allToAll")
+    around.states[4] = LOST
     around.near.update()
     around.near.widen(iteration_s=1.0)
     assert around.linked == [None]
-    assert around.near.missing(set()) == set()
+    assert around.near.missing(ranks(1, 2)) == ranks(3)
+    assert around.near.missing(ranks(1, 2, 3)) == set()
+    assert around.near.missing(ranks(1)) == set(), "they have ended and left"
 
 
 def test_models_are_published_from_who_is_there_linked_or_not() -> None:

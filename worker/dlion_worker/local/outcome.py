@@ -26,6 +26,7 @@ class RunOutcome:
     """How a local run ended."""
 
     exit_code: ExitCode
+    """OK: it ended in order, and what it comes to is to be judged."""
     failed: dict[Rank, Failure]
     comparisons: tuple[Comparison, ...]
     """What the environment asked for beside what came of it."""

@@ -365,11 +365,11 @@ class LocalRunner:
             self._records.put(EventRecord(time_s, rank, 0, EventReason.ENVIRONMENT_CHANGED, words))
 
     def _exit_code(self) -> ExitCode:
-        if self._fatal is not None:
-            return self._fatal
-        if len(self._failed) == len(self._job.workers()):
-            return next(iter(self._failed.values())).code
-        return ExitCode.OK
+        code = self._fatal
+        if code is None and len(self._failed) == len(self._job.workers()):
+            code = next(iter(self._failed.values())).code
+        # Workers that somebody else has told to end did so in order: that is to be judged.
+        return ExitCode.OK if code in (None, ExitCode.INTERRUPTED) else code
 
 
 def _measured(environment: ImposedEnvironment) -> tuple[Comparison, ...]:

@@ -28,11 +28,14 @@ from dlion_worker.policies.interface import Message
 from dlion_worker.trainer.inbox import Farewell, Inbox, farewell
 from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.snapshot import WorkerState, unpack
+from dlion_worker.trainer.start_up import process_age_s
 
 _LOG = logging.getLogger(__name__)
 
 SLICE_S = 0.1
 LEAVE_SLICE_S = 0.05
+STILL_TRAINING = "still training"
+"""The reason to stop that `model.json` gives of a model published meanwhile."""
 LEAVE_WITHIN_S = 0.5
 """A worker that was told to end does not wait longer for slow links."""
 
@@ -103,6 +106,8 @@ class Finale:
         self._accuracy_of = accuracy_of
         self._save = save
         self._interrupted = interrupted
+        self._since_s = time.time() - process_age_s()
+        """A model that is older is an earlier run's: in its folder this one goes on."""
 
     def run(self, own: Replica, *, results_dir: Path, stop_reason: str) -> tuple[Rank, ...]:
         """Returns when this worker is no longer needed; a lead that is lost is replaced. The
@@ -121,7 +126,8 @@ class Finale:
             elif self._rank in leads:
                 if inbox.linked <= inbox.stopped and not missing:
                     replicas = self._gather(own)
-                    self._keep(replicas, results_dir, stop_reason)
+                    if not self._keep(replicas, results_dir, stop_reason):
+                        break
                     self._tell(farewell(stop_reason, own.iteration, Farewell.SAVED))
                     held = tuple(replica.rank for replica in replicas)
                     continue
@@ -156,11 +162,19 @@ class Finale:
             words = f"worker{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}: no link"
             self._reporter.event(EventReason.REPLICA_MISSING, words, warning=True)
 
-    def _keep(self, replicas: list[Replica], results_dir: Path, stop_reason: str) -> None:
+    def _keep(self, replicas: list[Replica], results_dir: Path, stop_reason: str) -> bool:
+        """Whether it has saved them: not where its site's model holds more already, as others of
+        the site had ended before this worker came to it."""
+        site = self._job.worker(self._rank).site
+        if len(replicas) < len(saved_ranks(results_dir, site, since_s=self._since_s)):
+            words = (
+                f"worker {self._rank}: its site's model had been saved, of more replicas; it stays"
+            )
+            self._reporter.event(EventReason.REPLICA_MISSING, words, warning=True)
+            return False
         about, state = choose_model(
             self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
         )
-        site = self._job.worker(self._rank).site
         folder = keep_model(about, state, save=self._save, results_dir=results_dir, site=site)
         self._reporter.event(
             EventReason.MODEL_SAVED,
@@ -168,6 +182,19 @@ class Finale:
             iteration=max(replica.iteration for replica in replicas),
         )
         self._kept(folder)
+        return True
+
+
+def saved_ranks(results_dir: Path, site: str, *, since_s: float) -> set[int]:
+    """Replicas in the model that a site has saved since that moment (Unix time); none: it has
+    not."""
+    path = results_dir / "models" / site / "model.json"
+    try:
+        about = json.loads(path.read_text("utf-8")) if path.stat().st_mtime > since_s else {}
+    except (OSError, ValueError):
+        return set()
+    is_final = about.get("stop_reason") not in (None, STILL_TRAINING)
+    return set(about["ranks"]) if is_final else set()
 
 
 def choose_model(

@@ -2,7 +2,7 @@
 
 Called by `worker` (membership, the end), `finishing` (who is still to come) and `companions`
 (publishing, which takes weights from everybody, linked or not). Under `exchange.topology:
-allToAll` neighbours are everybody, and nothing here makes a difference.
+allToAll` neighbours are everybody.
 
 Under `clustered` neighbours change with the sidecar's groupings, from before the first step on:
 links end and begin as each worker hears of one, and policies are told (`Regrouped`). A link is
@@ -113,18 +113,15 @@ class Neighbourhood:
 
     def widen(self, *, iteration_s: float) -> None:
         """This worker has stopped: links to everybody from now on."""
-        if self._is_wide:
-            return
         self._patience_s = max(PATIENCE_S, PATIENCE_STEPS * iteration_s)
         self._news_s = self._clock_s()
-        self._is_wide = True
-        self.update()
+        if not self._is_wide:
+            self._is_wide = True
+            self.update()
 
     def missing(self, linked: set[Rank]) -> set[Rank]:
-        """At the end: who is there, as the coordinator says, has not been linked yet and is worth
-        waiting for."""
-        if self.is_everybody:
-            return set()
+        """At the end: who is there, as the coordinator says, has not been linked since this worker
+        stopped and is worth waiting for: its link may have broken for a moment."""
         if linked - self._met:
             self._news_s = self._clock_s()
             self._met |= linked

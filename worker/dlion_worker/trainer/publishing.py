@@ -25,7 +25,13 @@ from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.exchange import StateSnapshot, StateWanted
-from dlion_worker.trainer.finishing import Replica, SavedModel, average, site_leads
+from dlion_worker.trainer.finishing import (
+    STILL_TRAINING,
+    Replica,
+    SavedModel,
+    average,
+    site_leads,
+)
 from dlion_worker.trainer.growing import Report
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.snapshot import WorkerState, storage_words, unpack
@@ -33,8 +39,6 @@ from dlion_worker.trainer.snapshot import WorkerState, storage_words, unpack
 _LOG = logging.getLogger(__name__)
 
 CLOSE_WITHIN_S = 0.5
-STILL_TRAINING = "still training"
-"""What a snapshot's `model.json` says as the reason to stop."""
 
 
 class _ClosedError(Exception):
