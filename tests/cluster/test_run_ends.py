@@ -63,7 +63,8 @@ def conditions(kubectl: Kubectl) -> dict[str, tuple[str, str, str]]:
 
 
 def is_over(kubectl: Kubectl) -> bool:
-    return any(conditions(kubectl)[each][0] == "True" for each in ("Succeeded", "Failed"))
+    found = conditions(kubectl)
+    return any(found[each][0] == "True" for each in ("Succeeded", "Failed") if each in found)
 
 
 def jobs(kubectl: Kubectl) -> list[dict[str, Any]]:
