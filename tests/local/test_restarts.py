@@ -44,6 +44,10 @@ def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code
         run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal", 5)
         assert run.process.poll() is None, "while the run goes on"
         assert run.finish() == ExitCode.FAILED, run.terminal()
+    (failed,) = run.events("WorkerFailed")
+    assert failed.message.startswith(
+        f"ended for good with FAILED (1): exit code {code}: terminate called after throwing"
+    )
     first, second = run.events("TrainerEnded")
     assert (first.rank, first.warning) == (1, True)
     said = f"its trainer ended with {words}: terminate called after throwing"

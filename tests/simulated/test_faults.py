@@ -351,3 +351,24 @@ def test_a_real_run_refuses_what_is_for_the_simulator_only(tmp_path: Path) -> No
     assert done.returncode == ExitCode.SPEC
     assert "stragglers[0]: is for `dlion simulate` only" in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_takes_runs_that_lack_a_worker_for_good_and_says_so(tmp_path: Path) -> None:
+    """Every policy's model lacks it there; such a run is not run again."""
+    path = tmp_path / "environment.yaml"
+    path.write_text(yaml.safe_dump(four_workers(absences=[absence(leaves=CRASH_S)])))
+    command = [
+        sys.executable, "-m", "dlion_cli", "compare", str(DIGITS), "-e", str(path), "--policies",
+        "full", "--seeds", "1", "--seconds", "20", "--target-accuracy", "0.3",
+        "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "(partial: its model lacks a worker)" in " ".join(
+        done.stderr.split() + done.stdout.split()
+    )
+    (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    assert [one["partial"] for one in row["runs"]] == [True]
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0
+    assert "1 of 1 runs are there already" in again.stderr + again.stdout

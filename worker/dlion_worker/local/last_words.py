@@ -16,15 +16,17 @@ _LONGEST = 1000
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* (?P<level>[A-Z]+) [\w.]+: (?P<words>.*)")
 
 
-def last_words(log: Path) -> str:
-    """The last error in that log on one line; empty where it says nothing."""
+def last_words(log: Path, *, any_line: bool = False) -> str:
+    """The last error in that log on one line, or else (`any_line`) its last line; empty where it
+    says nothing."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    return last_error([line for line in lines if not line.startswith('{"time"')])
+    lines = [line for line in lines if not line.startswith('{"time"')]
+    return last_error(lines) or (last_line(lines) if any_line else "")
 
 
 def last_error(lines: Sequence[str]) -> str:

@@ -36,9 +36,8 @@ from dlion_worker.local.evaluating import NAME, SharedEvaluator
 from dlion_worker.local.held_signals import HeldSignals
 from dlion_worker.local.imposed import ImposedEnvironment
 from dlion_worker.local.kernels import compile_kernels
-from dlion_worker.local.last_words import last_words
 from dlion_worker.local.measuring import Comparison
-from dlion_worker.local.outcome import Failure, RunOutcome
+from dlion_worker.local.outcome import Failure, RunOutcome, how_it_failed
 from dlion_worker.local.processes import ProcessGroup
 from dlion_worker.local.restarts import Restarts
 
@@ -309,8 +308,7 @@ class LocalRunner:
             # A worker that is being restarted just now would wait for peers that are gone.
             self._coordinator.request_stop(f"worker {rank} has finished")
             return
-        known = code in list(ExitCode)
-        failure = Failure(ExitCode(code) if known else ExitCode.FAILED, last_words(log))
+        failure = how_it_failed(code, log)
         self._failed[rank] = failure
         self._tell(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
         self._coordinator.lost(rank)
