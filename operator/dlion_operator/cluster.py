@@ -27,6 +27,7 @@ class Kind(Enum):
     DEPLOYMENT = ("/apis/apps/v1", "deployments")
     SECRET = ("/api/v1", "secrets")
     NODE = ("/api/v1", "nodes")
+    LEASE = ("/apis/coordination.k8s.io/v1", "leases")
     CERTIFICATE = ("/apis/cert-manager.io/v1", "certificates")
     EVENT = ("/api/v1", "events")
     TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
@@ -48,6 +49,7 @@ _BY_NAME = {
     "Deployment": Kind.DEPLOYMENT,
     "Secret": Kind.SECRET,
     "Node": Kind.NODE,
+    "Lease": Kind.LEASE,
     "Certificate": Kind.CERTIFICATE,
     "Event": Kind.EVENT,
     "TLSRoute": Kind.TLS_ROUTE,
@@ -105,9 +107,17 @@ class Cluster(Protocol):
         ...
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
     ) -> None:
-        """Deletes it and, in the background, what it owns; where it is gone already, nothing."""
+        """Deletes it and, in the background, what it owns; where it is gone already, nothing. With
+        `uid` or `resource_version` that object or that version alone: else ConflictError."""
         ...
 
     async def signing_keys(self) -> bytes:

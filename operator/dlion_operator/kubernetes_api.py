@@ -106,11 +106,19 @@ class KubernetesApi:
         )
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
     ) -> None:
         options: Document = {"propagationPolicy": "Background"}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        required = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {field: value for field, value in required.items() if value}:
+            options["preconditions"] = preconditions
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)

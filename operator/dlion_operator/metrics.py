@@ -146,6 +146,24 @@ class JobMetrics(Collector):
         yield from (state, progress, ready, expected)
 
 
+class LeaseMetrics(Collector):
+    """In which namespaces this operator acts, read when somebody asks."""
+
+    def __init__(self, held: Callable[[], Mapping[str, bool]]) -> None:
+        self._held = held
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        family = GaugeMetricFamily(
+            "dlion_lease_held",
+            "1 where this operator acts on jobs, 0 where another one does",
+            labels=["namespace"],
+        )
+        for namespace, is_held in self._held().items():
+            family.add_metric([namespace], float(is_held))
+        yield family
+
+
 class FederationMetrics(Collector):
     """What is read of the federation when somebody asks."""
 

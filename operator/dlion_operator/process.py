@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
+import socket
 from pathlib import Path
 
 import kopf
@@ -25,6 +26,9 @@ from dlion_operator.site_operator import SiteOperator
 _LOG = logging.getLogger("dlion_operator")
 
 NAMESPACE_VARIABLE = "POD_NAMESPACE"
+IDENTITY_VARIABLE = "DLION_OPERATOR_IDENTITY"
+"""Its name among operators (`lease`). The pod's, so that a container that starts anew goes on at
+once; without it no other process has the same."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +75,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(settings: Settings, options: argparse.Namespace) -> None:
-    operator = SiteOperator(settings, namespace=options.namespace, kubeconfig=options.kubeconfig)
+    operator = SiteOperator(
+        settings,
+        namespace=options.namespace,
+        identity=os.environ.get(IDENTITY_VARIABLE) or f"{socket.gethostname()}-{os.getpid()}",
+        kubeconfig=options.kubeconfig,
+    )
     registry = registry_of(
         operator.store,
         operator.trigger,

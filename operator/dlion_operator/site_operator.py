@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -23,15 +23,18 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.health import Health, serve_health, serve_metrics
 from dlion_operator.kubernetes_api import KubernetesApi, connect
+from dlion_operator.lease import Leases
+from dlion_operator.leased_cluster import LeasedCluster
 from dlion_operator.loops import Loops
-from dlion_operator.metrics import FederationMetrics, JobMetrics, OperatorMetrics
+from dlion_operator.metrics import FederationMetrics, JobMetrics, LeaseMetrics, OperatorMetrics
 from dlion_operator.notices import Notices
 from dlion_operator.pod_tokens import FoundPod, Keys, Owner, PodTokens
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.resync import Resync
 from dlion_operator.settings import Settings
 from dlion_operator.site_runs import SiteRuns
-from dlion_operator.store import ObjectName, Store
+from dlion_operator.store import ObjectName, Store, job_of
+from dlion_operator.tidying import leaving
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,11 +72,15 @@ class StoredPods:
 class SiteOperator:
     """One site's operator. All of it runs in kopf's event loop."""
 
-    def __init__(self, settings: Settings, *, namespace: str, kubeconfig: Path | None) -> None:
-        """`namespace` is the operator's own; `kubeconfig` None: the cluster that it runs in."""
+    def __init__(
+        self, settings: Settings, *, namespace: str, identity: str, kubeconfig: Path | None
+    ) -> None:
+        """`namespace` is the operator's own, `identity` its name among operators (`lease`);
+        `kubeconfig` None: the cluster that it runs in."""
         self.store = Store()
         self._settings = settings
         self._namespace = namespace
+        self._identity = identity
         self._kubeconfig = kubeconfig
         self._metrics = OperatorMetrics()
         self._loops: Loops | None = None
@@ -112,16 +119,15 @@ class SiteOperator:
 
         tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
-        reconciler = Reconciler(
-            cluster=cluster,
-            store=self.store,
-            runs=runs,
-            settings=settings,
-            notices=Notices(cluster, cluster.now),
+        leases = Leases(
+            cluster,
+            self._identity,
+            wanted=self._namespaces_of_jobs,
+            on_held=self._look_at_all_in,
             now=cluster.now,
         )
-        self._loops = Loops(reconciler.reconcile, self._is_known, self._metrics.reconciled)
-        self._parts.push_async_callback(self._loops.close)
+        self._parts.push_async_callback(leases.release)
+        reconciler = self._reconcile(cluster, runs, leases)
 
         def restored() -> None:
             self._metrics.restored()
@@ -137,8 +143,30 @@ class SiteOperator:
                 node.replace_authority(successor)
 
         renewing = keep_renewing(cluster, settings, self._namespace, authority, replace_authority)
-        await self._serve(runs, resync, renewing, node)
+        self._metrics.registry.register(LeaseMetrics(leases.held))
+        await self._serve(runs, resync, node, (resync.run(), renewing, leases.run()))
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
+
+    def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
+        """Begins to look at jobs, where their Leases are held."""
+        leased = LeasedCluster(cluster, leases)
+        reconciler = Reconciler(
+            cluster=leased,
+            store=self.store,
+            runs=runs,
+            settings=self._settings,
+            notices=Notices(leased, cluster.now),
+            now=cluster.now,
+        )
+
+        async def look(name: ObjectName) -> float | None:
+            if self._has_work(name) and not leases.holds(name.namespace):
+                return None  # it is looked at once the Lease is held
+            return await reconciler.reconcile(name)
+
+        self._loops = Loops(look, self._is_known, self._metrics.reconciled)
+        self._parts.push_async_callback(self._loops.close)
+        return reconciler
 
     async def _federate(
         self, authority: Authority, server: CoordinatorServer, runs: SiteRuns
@@ -172,8 +200,8 @@ class SiteOperator:
         self,
         runs: SiteRuns,
         resync: Resync,
-        renewing: Coroutine[Any, Any, None],
         node: FederationNode | None,
+        tasks: Sequence[Coroutine[Any, Any, None]],
     ) -> None:
         self._metrics.registry.register(
             JobMetrics(
@@ -194,7 +222,7 @@ class SiteOperator:
             await serve_health(health, self._settings.health_port),
         ):
             self._parts.push_async_callback(runner.cleanup)
-        for part in (resync.run(), health.tick(), renewing):
+        for part in (*tasks, health.tick()):
             task = asyncio.create_task(part)
             self._parts.push_async_callback(_ended, task)
         health.ready = True
@@ -202,6 +230,22 @@ class SiteOperator:
     async def stop(self) -> None:
         """Ends every part, the last that was started first. Workers train on."""
         await self._parts.aclose()
+
+    def _namespaces_of_jobs(self) -> set[str]:
+        """Those in which there is something to act on."""
+        pods = leaving(self.store.all(Kind.POD))
+        of_pods = {str(pod["metadata"]["namespace"]) for pod in pods}
+        return of_pods | {name.namespace for name in self.store.jobs()}
+
+    def _look_at_all_in(self, namespace: str) -> None:
+        pods = leaving(self.store.all(Kind.POD))
+        for name in {*self.store.jobs(), *(job_of(Kind.POD, pod) for pod in pods)}:
+            if name.namespace == namespace:
+                self.trigger(name)
+
+    def _has_work(self, name: ObjectName) -> bool:
+        """Whether a look may lead to writes; else nothing is left but to forget the job."""
+        return self._is_known(name) or bool(leaving(self.store.of_job(Kind.POD, name)))
 
     def _is_known(self, name: ObjectName) -> bool:
         return self.store.get(Kind.DLION_JOB, name) is not None

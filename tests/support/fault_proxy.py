@@ -53,8 +53,10 @@ class Request:
 
     @property
     def writing(self) -> bool:
-        """Whether the API server is to keep something of it, be it an event."""
-        return self.method in ("POST", "PUT", "PATCH", "DELETE") and not self.dry_run
+        """Whether the API server is to keep something of it, be it an event; not that an operator
+        goes on, which it tells every few seconds."""
+        is_write = self.method in ("POST", "PUT", "PATCH", "DELETE") and not self.dry_run
+        return is_write and "/leases" not in self.path
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"

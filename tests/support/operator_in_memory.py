@@ -89,18 +89,30 @@ class KeptObjects:
         uid = patch.get("metadata", {}).get("uid")
         if kept is not None and uid not in (None, kept["metadata"]["uid"]):
             raise ConflictError("of another object")
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if kept is not None and version not in (None, kept["metadata"]["resourceVersion"]):
+            raise ConflictError("changed meanwhile")
         if kept is None:
             return None
         return self._keep(_merged(kept, patch))
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
     ) -> None:
         self._note("delete", {"kind": kind.name})
         self.deleted.append((kind, name, uid))
         kept = self.objects.get((kind, name))
         if kept is not None and uid not in ("", kept["metadata"]["uid"]):
             raise ConflictError("of another object")
+        if kept is not None and resource_version not in ("", kept["metadata"]["resourceVersion"]):
+            raise ConflictError("changed meanwhile")
         self.objects.pop((kind, name), None)
 
     async def signing_keys(self) -> bytes:

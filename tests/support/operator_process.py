@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -107,6 +108,8 @@ class OperatorProcess:
     """By how much its machine's clock is ahead."""
 
     def __post_init__(self) -> None:
+        # As a pod's: whoever starts anew holds its Leases at once.
+        self.identity = f"{self.site}-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._coordinator, self._metrics, self._health = free_ports(3)
         self.starts = 0
@@ -158,7 +161,12 @@ class OperatorProcess:
                 self._command(config),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environment, **self._told_of_the_cluster()},
+                env={
+                    **os.environ,
+                    "DLION_OPERATOR_IDENTITY": self.identity,
+                    **self.environment,
+                    **self._told_of_the_cluster(),
+                },
             )
 
     def _command(self, config: Path) -> list[str]:

@@ -1,0 +1,271 @@
+"""Which of several operators acts in a namespace.
+
+Proves, with operators whose clocks the test sets, on one API server in memory: one holds a Lease at
+a time; one that is killed is followed within 20 s and not before its Lease has run out; a process
+of the same name goes on at once, and so does anybody after an end in order; an outage moves no
+Lease; a holder that cannot renew stops before another may begin; at rest there is a patch every
+5 s; without a Lease nothing is written; where a namespace terminates what is left to do is done.
+Leaves out: processes and a real API server (tests/cluster/test_two_operators.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+
+from dlion_operator.cluster import Document, Kind, RefusedError, ServerError
+from dlion_operator.lease import LEASE_NAME, Leases
+from dlion_operator.leased_cluster import LeasedCluster
+from operator_in_memory import KeptObjects
+
+NAMESPACE = "ml"
+STEP_S = 0.5
+
+
+class Time:
+    """What all clocks here show."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+
+class Candidate:
+    """An operator, of which nothing is but its Leases. Its clock began at another time."""
+
+    def __init__(self, cluster: KeptObjects, time: Time, name: str, began_s: float = 0.0) -> None:
+        self.held_from_s: list[float] = []
+        self.wanted = {NAMESPACE}
+        self.is_up = True
+        self._time = time
+        self.leases = Leases(
+            cluster,
+            name,
+            wanted=lambda: self.wanted,
+            on_held=lambda _: self.held_from_s.append(time.now_s),
+            now=lambda: datetime(2026, 1, 31, tzinfo=UTC),
+            monotonic_s=lambda: time.now_s - began_s,
+        )
+
+    @property
+    def holds(self) -> bool:
+        return self.leases.holds(NAMESPACE)
+
+
+class Cluster:
+    """Operators beside an API server that can be away."""
+
+    def __init__(self) -> None:
+        self.kept, self.time = KeptObjects(), Time()
+        self.candidates: list[Candidate] = []
+        self.patched_at_s: list[float] = []
+        self.is_away = False
+        self.kept.refuse = self._judge
+
+    def _judge(self, verb: str, document: Document) -> None:
+        if self.is_away:
+            raise ServerError("no answer")
+        if verb == "patch" and document.get("kind") == "LEASE":
+            self.patched_at_s.append(self.time.now_s)
+
+    def join(self, name: str) -> Candidate:
+        made = Candidate(self.kept, self.time, name, began_s=500.0 * len(self.candidates))
+        self.candidates.append(made)
+        return made
+
+    def pass_by(self, seconds: float) -> None:
+        """Time goes by; never do two hold it."""
+        for _ in range(int(seconds / STEP_S)):
+            for each in self.candidates:
+                if each.is_up:
+                    asyncio.run(each.leases.round())
+            assert sum(each.holds for each in self.candidates) <= 1
+            self.time.now_s += STEP_S
+
+    @property
+    def lease(self) -> Document:
+        return self.kept.objects[Kind.LEASE, LEASE_NAME]
+
+
+def two() -> tuple[Cluster, Candidate, Candidate]:
+    """The first holds it."""
+    cluster = Cluster()
+    a, b = cluster.join("a"), cluster.join("b")
+    cluster.pass_by(3)
+    assert (a.holds, b.holds) == (True, False)
+    return cluster, a, b
+
+
+def test_one_of_two_holds_it_and_at_rest_there_is_a_patch_every_five_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        cluster, a, b = two()
+        cluster.pass_by(120)
+    assert (a.holds, b.holds) == (True, False)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"namespace ml: Lease {LEASE_NAME} is held by another operator: a"
+    ]
+    assert min(later - at for at, later in pairwise(cluster.patched_at_s)) >= 5.0
+    assert len(a.held_from_s) == 1
+    assert cluster.lease["spec"]["holderIdentity"] == "a"
+
+
+def test_one_that_is_killed_is_followed_within_20_s_and_not_before_its_lease_ran_out() -> None:
+    for lives_s in (0.0, 1.5, 3.0, 4.5):
+        cluster, a, b = two()
+        cluster.pass_by(20 + lives_s)
+        renewed_s, killed_s = cluster.patched_at_s[-1], cluster.time.now_s
+        a.is_up = False
+        cluster.pass_by(25)
+        assert b.holds
+        assert b.held_from_s[0] - renewed_s >= 15.0
+        assert b.held_from_s[0] - killed_s <= 20.0
+        assert cluster.lease["spec"]["leaseTransitions"] == 1
+
+
+def test_a_process_of_the_same_name_goes_on_at_once() -> None:
+    cluster, a, b = two()
+    a.is_up = False
+    cluster.pass_by(1)
+    cluster.candidates.remove(a)
+    again = cluster.join("a")
+    cluster.pass_by(STEP_S)
+    assert (again.holds, b.holds) == (True, False)
+
+
+def test_after_an_end_in_order_another_goes_on_at_once() -> None:
+    cluster, a, b = two()
+    a.is_up = False
+    asyncio.run(a.leases.release())
+    assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
+    cluster.pass_by(3)
+    assert (a.holds, b.holds) == (False, True)
+
+
+def test_where_there_are_no_jobs_any_more_no_lease_stays() -> None:
+    cluster, a, _ = two()
+    a.wanted = set()
+    cluster.candidates = [a]
+    cluster.pass_by(1)
+    assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
+
+
+@pytest.mark.parametrize("away_s", [5.0, 14.0, 30.0, 600.0])
+def test_an_outage_moves_no_lease(away_s: float) -> None:
+    cluster, a, b = two()
+    cluster.pass_by(10)
+    cluster.is_away = True
+    cluster.pass_by(away_s)
+    assert a.holds == (away_s < 12)
+    cluster.is_away = False
+    cluster.pass_by(60)
+    assert (a.holds, b.holds) == (True, False)
+    assert "leaseTransitions" not in str(cluster.lease) or (
+        cluster.lease["spec"]["leaseTransitions"] == 0
+    )
+
+
+def test_a_short_outage_is_not_even_noticed() -> None:
+    cluster, a, _ = two()
+    for _ in range(10):
+        cluster.is_away = True
+        cluster.pass_by(5)
+        cluster.is_away = False
+        cluster.pass_by(5)
+        assert a.holds
+    assert len(a.held_from_s) == 1
+
+
+def test_whoever_has_lost_it_notices_and_deletes_nothing_of_anothers() -> None:
+    cluster, a, _ = two()
+    taken = {**cluster.lease, "spec": {**cluster.lease["spec"], "holderIdentity": "c"}}
+    cluster.kept._keep(taken)
+    asyncio.run(a.leases.release())
+    assert cluster.lease["spec"]["holderIdentity"] == "c"
+    cluster.candidates = [again := cluster.join("a2")]
+    cluster.pass_by(10)
+    assert not again.holds
+
+
+def test_a_label_on_it_takes_it_from_nobody() -> None:
+    cluster, a, b = two()
+    cluster.kept._keep(cluster.lease)  # at another version
+    cluster.pass_by(30)
+    assert (a.holds, b.holds, len(a.held_from_s)) == (True, False, 1)
+
+
+def test_without_it_nothing_is_written() -> None:
+    cluster, a, b = two()
+    pod: Document = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}
+    }  # fmt: skip
+
+    async def write_all(candidate: Candidate) -> int:
+        leased, refusals = LeasedCluster(cluster.kept, candidate.leases), 0
+        for write in (
+            lambda: leased.create(pod),
+            lambda: leased.apply(pod),
+            lambda: leased.patch(Kind.POD, NAMESPACE, "p", {}),
+            lambda: leased.delete(Kind.POD, NAMESPACE, "p"),
+        ):
+            try:
+                await write()
+            except ServerError:
+                refusals += 1
+        await leased.create(pod, dry_run=True)
+        await leased.get(Kind.POD, NAMESPACE, "p")
+        return refusals
+
+    assert asyncio.run(write_all(b)) == 4
+    assert (Kind.POD, "p") not in cluster.kept.objects
+    assert asyncio.run(write_all(a)) == 0
+
+
+def test_without_the_right_it_is_not_held_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+
+    def refuse(_verb: str, _document: Document) -> None:
+        raise RefusedError("leases is forbidden", 403)
+
+    cluster.kept.refuse = refuse
+    a = cluster.join("a")
+    with caplog.at_level(logging.WARNING):
+        cluster.pass_by(20)
+    assert not a.holds
+    assert len(caplog.records) == 1
+    assert a.leases.held() == {NAMESPACE: False}
+
+
+def test_in_a_namespace_that_terminates_what_is_left_to_do_is_done() -> None:
+    cluster = Cluster()
+
+    def refuse(verb: str, _document: Document) -> None:
+        if verb == "create":
+            raise RefusedError("namespace ml: it is being terminated", 403)
+
+    cluster.kept.refuse = refuse
+    a = cluster.join("a")
+    cluster.pass_by(30)
+    assert a.holds
+
+
+def test_it_runs_and_is_woken_for_a_new_namespace() -> None:
+    async def drive() -> None:
+        cluster, time = KeptObjects(), Time()
+        a = Candidate(cluster, time, "a")
+        a.wanted = set()
+        task = asyncio.create_task(a.leases.run())
+        await asyncio.sleep(0)
+        a.wanted = {NAMESPACE}
+        assert not a.holds  # which wakes it
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert a.holds
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(drive())
