@@ -20,6 +20,7 @@ from dlion_operator.authority import Authority
 from dlion_operator.authority_secret import keep_renewing, kept_authority, show_bundle
 from dlion_operator.cluster import Document, Kind
 from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.decide import MANAGED_BY
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.health import Health, serve_health, serve_metrics
 from dlion_operator.kubernetes_api import KubernetesApi, connect
@@ -235,7 +236,7 @@ class SiteOperator:
         """Those in which there is something to act on."""
         pods = leaving(self.store.all(Kind.POD))
         of_pods = {str(pod["metadata"]["namespace"]) for pod in pods}
-        return of_pods | {name.namespace for name in self.store.jobs()}
+        return of_pods | {name.namespace for name in self.store.jobs() if self._is_ours(name)}
 
     def _look_at_all_in(self, namespace: str) -> None:
         pods = leaving(self.store.all(Kind.POD))
@@ -245,7 +246,14 @@ class SiteOperator:
 
     def _has_work(self, name: ObjectName) -> bool:
         """Whether a look may lead to writes; else nothing is left but to forget the job."""
-        return self._is_known(name) or bool(leaving(self.store.of_job(Kind.POD, name)))
+        return self._is_ours(name) or bool(leaving(self.store.of_job(Kind.POD, name)))
+
+    def _is_ours(self, name: ObjectName) -> bool:
+        """Whether there is such a job, and no other controller is to act on it."""
+        job = self.store.get(Kind.DLION_JOB, name)
+        if job is None:
+            return False
+        return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
 
     def _is_known(self, name: ObjectName) -> bool:
         return self.store.get(Kind.DLION_JOB, name) is not None

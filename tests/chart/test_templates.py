@@ -19,6 +19,7 @@ import manifest_schema
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
+from dlion_operator.process import IDENTITY_VARIABLE
 
 TEMPLATES = sorted(
     str(path.relative_to(CHART / "templates")) for path in CHART.rglob("templates/**/*.yaml")
@@ -128,8 +129,14 @@ def test_the_operator_is_started_by_its_module(helm: Helm) -> None:
     assert container["command"] == [*names.HOLDING_BACK_SIGTERM, "python", "-m", "dlion_operator"]
     config = "/etc/dlion-operator/config.yaml"
     assert container["args"] == ["--config", config, "--log-format", "json"]
-    variables = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]}
-    assert variables == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"}
+    *fields, identity = container["env"]
+    assert {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in fields} == {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+    }
+    # Kubernetes fills in variables that stand before it.
+    assert identity == {"name": IDENTITY_VARIABLE, "value": "$(POD_NAME)_$(POD_UID)"}
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert set(mounted) == {"/etc/dlion-operator", "/tmp"}

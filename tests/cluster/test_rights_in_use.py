@@ -134,8 +134,7 @@ class Life:
         eventually(lambda: state_of(self.kubectl, "second") == "Suspended", what="Suspended")
         eventually(self._is_released, within_s=120, what="the lost pod released")
         self.kubectl.run("delete", "dlj", "--all")
-        leases = ("leases", "--ignore-not-found")
-        eventually(lambda: not self.kubectl.get(*leases)["items"], what="the Lease let go")
+        eventually(lambda: not self.kubectl.get("leases")["items"], what="the Lease let go")
 
     def _age_the_authority(self) -> None:
         """So that its certificate is due to be renewed."""
