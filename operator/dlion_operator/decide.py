@@ -51,6 +51,7 @@ from dlion_operator.job_view import JobView, moment
 from dlion_operator.news import news_of
 from dlion_operator.observed import Observed
 from dlion_operator.run_ends import (
+    A_WORKER_FINISHED,
     ended_at,
     failure,
     has_trained,
@@ -295,7 +296,7 @@ def _why_stop(run: Run, seen: Observed) -> str:
         return f"the run took longer than activeDeadlineSeconds ({limit} s)"
     if run.succeeded:
         # Whoever comes back now would wait for peers that are gone.
-        return "a worker has finished"
+        return A_WORKER_FINISHED
     why = why_over(run, seen)
     return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
 
@@ -317,9 +318,6 @@ def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
     was_training &= said.get(ConditionType.SUSPENDED) != "True"
     less = (Situation.WAITING, Situation.STUCK, Situation.DEGRADED)
     return was_training and finding.situation in less and just_opened(run, seen)
-
-
-# ---- before and after ------------------------------------------------------------------------
 
 
 def _ended(finding: Finding, run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:

@@ -23,6 +23,9 @@ from dlion_operator.situations import Finding, Situation
 CLOCKS_DIFFER_S = 5.0
 """A Job's creation time is in whole seconds."""
 
+A_WORKER_FINISHED = "a worker has finished"
+"""Why an operator asks the others to end: it tells nothing of why the first one did."""
+
 _REASON_OF_EXIT = {
     ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
     ExitCode.SPEC: Reason.INVALID_SPEC,
@@ -121,12 +124,11 @@ def verdict(run: Run, seen: Observed) -> Finding:
 
 
 def stop_reason(run: Run, seen: Observed) -> str:
-    """Why the run ended, as its workers report it; empty: not known.
-
-    Workers that come back at the end report that another has finished: a stop rule outweighs that.
-    """
+    """Why the run ended, as its workers report it; empty: not known. A stop rule outweighs what a
+    worker reports that came back at the end."""
     reasons = [report.stop_reason for report in _reports(run)]
     reasons += [own_reason(seen.run.stop_reason)] if seen.run else []
+    reasons = [reason for reason in reasons if reason != A_WORKER_FINISHED]
     return next(filter(is_stop_rule, reasons), next(filter(None, reasons), ""))
 
 

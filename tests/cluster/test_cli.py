@@ -144,6 +144,7 @@ def status(state: str, *conditions: dict[str, Any], progress: int = 42) -> dict[
         "observedGeneration": 100,
         "state": state,
         "runId": "1",
+        "trainingStartTime": "2026-01-31T12:00:00Z",
         "conditions": list(conditions),
         "sites": [
             {"name": "plant-a", "state": "Ready", "workers": 3, "readyWorkers": 2, "message": "m1"}
@@ -282,6 +283,7 @@ def test_a_change_that_the_rules_refuse_says_what_to_do(
     other = changed(
         manifest(name), {"spec.trainer.optimizer": {"name": "sgd", "learningRate": 0.5}}
     )
+    write_status(jobs, name, TRAINING)
     assert shell.dlion("submit", shell.file(other)) == ExitCode.SPEC
     assert "trainer may change only together with runId" in shell.complained
     assert re.search(r"spec\.trainer\.optimizer\.learningRate: \S+ → 0\.5", shell.complained)

@@ -22,7 +22,7 @@ import pytest
 from dlion_api.endings import EndReport
 from manifest_table import changed
 from operator_process import OperatorProcess
-from podless_jobs import manifest, state_of, workers
+from podless_jobs import end_workers, manifest, state_of, workers
 from testbed.sites import Testbed
 
 if TYPE_CHECKING:
@@ -345,6 +345,18 @@ def test_a_run_goes_on(
     assert len(jobs(kubectl)) == 2
     started = kubectl.get("dlj", "digits")["status"].get("trainingStartTime")
     assert started == (None if state is waiting else LATEST)
+
+
+@pytest.mark.usefixtures("nobody_runs_pods", "operator")
+def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
+    healthy(kubectl)
+    end_workers(kubectl)
+    eventually(lambda: is_over(kubectl), within_s=40)
+    assert conditions(kubectl)["Succeeded"][:2] == ("True", "Completed")
+    status = kubectl.get("dlj", "digits")["status"]
+    assert (status["readySites"], status["readyWorkers"]) == ("1/1", "3/3")
+    # No pod has reported why it ended: no progress is claimed.
+    assert status["trainerStatus"]["progressPercentage"] == 12
 
 
 SITES = {"site-a": "plant-a", "site-b": "plant-b", "site-c": "plant-c"}

@@ -18,6 +18,7 @@ from dlion_api.status import TrainerStatus
 from dlion_operator.cluster import Kind
 from dlion_operator.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
 from dlion_operator.observed import Refusal, RunView
+from dlion_operator.run_ends import A_WORKER_FINISHED
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
 MET = "maxSteps 100 reached"
@@ -400,6 +401,13 @@ def test_an_end_of_which_nothing_is_known_claims_no_progress() -> None:
     assert ready_reason(decision) == ("Completed", "2 workers ended well")
     assert decision.status is not None
     assert decision.status["trainerStatus"] == {"progressPercentage": 40}
+
+
+def test_that_a_worker_has_finished_is_no_early_end() -> None:
+    """What an operator asks the others to end by is no reason of the run's."""
+    world = training({"small": 2})
+    world.run = RunView(open_s=3600.0, training=True, stop_reason=A_WORKER_FINISHED)
+    assert ready_reason(ended(world, None, None)) == ("Completed", "2 workers ended well")
 
 
 @pytest.mark.parametrize("failed", ["1", ""])
