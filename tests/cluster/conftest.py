@@ -241,10 +241,10 @@ def operated_site(
     if other_cluster is not None:
         yield from _on_another_cluster(kubectl, helm, install, values)
         return
+    site: Site = request.getfixturevalue("testbed").site(SITE)
     helm.run(*install, "--create-namespace", values=values)
     yield kubectl
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
-    site: Site = request.getfixturevalue("testbed").site(SITE)
     denied = refused(asked_by(account, site.control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
     assert denied == [], "the operator asked for what the chart does not grant"

@@ -395,7 +395,7 @@ def test_watches_that_break_are_opened_anew(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     starts = operator.starts
-    assert waited(lambda: len([each for each in proxy.requests if each.watch]) >= 3, 20)
+    assert waited(lambda: len([each for each in proxy.requests if each.watch]) >= 6, 20)
     assert proxy.drop_watches() >= 3
     kubectl.apply(manifest())
     settled(kubectl, pods=3)
