@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
 from dlion_api.progress import EventRecord
@@ -56,7 +57,7 @@ def test_everything_appended_before_a_sigkill_is_read_back(tmp_path, request):
     assert len(found) >= told[-1]
     assert [record.iteration for record in found] == list(range(1, len(found) + 1))
     (run / "state" / "w0").mkdir(parents=True)
-    (run / "state" / "w0" / "checkpoint.npz").touch()
+    np.savez(run / "state" / "w0" / "checkpoint.npz", weights=np.zeros(2))
     with ResultFolder.create(run, description(STORY), now=NOW, resume=True) as folder:
         folder.append(EventRecord(1e6, found[0].rank, 0, "Resumed", ""))
         summary = folder.finish(Ending("maxSeconds"))
